@@ -29,7 +29,7 @@ fn main() -> Result<()> {
     with_simulator()
 }
 
-/// What the program lets cgraph do with its stream and memory: `y = 3 * x + y`, twice.
+/// Return what the program lets cgraph do with its stream and memory: `y = 3 * x + y`, twice.
 fn replay_twice(stream: &Stream, x: &Memory, y: &Memory) -> Result<()> {
     let axpy = common::axpy(stream.device(), 3, x, y)?;
     let capture = Capture::begin(stream, CaptureMode::ThreadLocal)?;
@@ -41,7 +41,7 @@ fn replay_twice(stream: &Stream, x: &Memory, y: &Memory) -> Result<()> {
     Ok(())
 }
 
-/// The GPU, if it is asked for.
+/// Return the GPU, if it is asked for.
 #[cfg(feature = "cuda")]
 fn on_cuda() -> Option<cg_core::Result<Device>> {
     let asked = std::env::var("CGRAPH_DRIVER").is_ok_and(|driver| driver == "cuda");

@@ -30,7 +30,7 @@ fn main() -> Result<()> {
     show(&device, &exec, &y, "as before")
 }
 
-/// A template that sets `y` to `a * x`, and its kernel node.
+/// Return a template that sets `y` to `a * x`, and its kernel node.
 fn scaled(device: &Device, a: u32, x: &Memory, y: &Memory) -> Result<(Template, Node)> {
     let template = Template::new(device)?;
     let clear = template.add(&Work::memset(y, 0)?, &[])?;

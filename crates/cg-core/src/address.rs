@@ -17,9 +17,9 @@ pub struct NodeAddress {
     pub name: Option<String>,
     /// The address.
     pub address: Address,
-    /// Where the allocation starts.
+    /// Start of the allocation.
     pub base: Address,
-    /// How many bytes the allocation has.
+    /// Bytes of the allocation.
     pub bytes: u64,
 }
 
@@ -27,7 +27,7 @@ pub struct NodeAddress {
 const LOWEST: u64 = 1 << 16;
 
 impl Template {
-    /// The addresses that its kernels, memcpys and memsets name, those in child graphs included, as
+    /// Return the addresses that its kernels, memcpys and memsets name, those in child graphs included, as
     /// far as something is allocated there now. Each comes once for each node, in the order of the
     /// parameters.
     ///
@@ -37,7 +37,7 @@ impl Template {
     #[doc(alias = "cuGraphKernelNodeGetParams")]
     pub fn addresses(&self) -> Result<Vec<NodeAddress>> {
         let mut found = Vec::new();
-        self.with(|graph, _| collect(self, graph, &mut found))?;
+        self.with(|graph, _, _| collect(self, graph, &mut found))?;
         Ok(found)
     }
 }

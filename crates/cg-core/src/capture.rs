@@ -29,7 +29,7 @@ pub struct Capture {
 }
 
 impl Capture {
-    /// Begins a capture. The thread that begins it must also end it, unless the mode is relaxed.
+    /// Begin a capture. The thread that begins it must also end it, unless the mode is relaxed.
     ///
     /// # Errors
     /// [`Error::Capture`] for the legacy default stream and for a stream that captures already.
@@ -92,7 +92,7 @@ impl Capture {
         added.map(|()| capture)
     }
 
-    /// Takes over a capture that somebody else began on the stream.
+    /// Take over a capture that somebody else began on the stream.
     ///
     /// # Errors
     /// [`Error::Capture`] if the stream does not capture, or another guard has the capture.
@@ -118,20 +118,20 @@ impl Capture {
         })
     }
 
-    /// Leaves the capture open for somebody else to end. What the work names so far stays alive
+    /// Leave the capture open for somebody else to end. What the work names so far stays alive
     /// until [`Self::take_over`] or, if there is no such call, as long as the device.
     pub fn hand_over(mut self) {
         self.open = false;
         self.stream.device().capture_handed_over(self.id);
     }
 
-    /// The stream that captures.
+    /// Return the stream that captures.
     #[must_use]
     pub fn stream(&self) -> &Stream {
         &self.stream
     }
 
-    /// Ends the capture and makes the template.
+    /// End the capture and make the template.
     ///
     /// # Errors
     /// [`Error::Capture`] with the driver's code and what to do, if the capture was broken or a
@@ -156,7 +156,7 @@ impl Capture {
 }
 
 impl Capture {
-    /// Whether what the stream captures is this capture, and no later one.
+    /// Return whether what the stream captures is this capture, and no later one.
     fn is_own(&self) -> bool {
         match self.stream.owned().capture_status() {
             Ok(CaptureStatus::Active(id)) => id == self.id,
@@ -180,7 +180,7 @@ impl Drop for Capture {
     }
 }
 
-/// Adds to a driver's code what to do about it.
+/// Add to a driver's code what to do about it.
 fn explain(stream: &Stream, error: Error) -> Error {
     let Error::Driver { call, code } = error else {
         return error;

@@ -124,7 +124,7 @@ macro_rules! codes {
                 match self.0 { $($number => Some($symbol),)* _ => None }
             }
 
-            /// What the code means, where this version knows it.
+            /// Return what the code means, where this version knows it.
             #[must_use]
             pub fn meaning(self) -> Option<&'static str> {
                 match self.0 { $($number => Some($meaning),)* _ => None }

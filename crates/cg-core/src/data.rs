@@ -32,7 +32,7 @@ pub struct NodeData {
     pub index: usize,
     /// The raw node.
     pub handle: u64,
-    /// What kind of node it is: `kernel`, `memcpy`, `memset`, `host`, `event_record`,
+    /// The kind of node: `kernel`, `memcpy`, `memset`, `host`, `event_record`,
     /// `event_wait`, `empty`, `child`, `mem_alloc`, `mem_free`, `batch_mem_op`, `conditional`,
     /// `external_signal`, `external_wait`, or `type_N` with CUDA's number.
     pub kind: String,
@@ -67,7 +67,7 @@ pub struct NodeData {
     /// The address that a memcpy reads from; none for an array.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub src: Option<u64>,
-    /// What a memset sets each element to.
+    /// The value that a memset sets each element to.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub value: Option<u32>,
     /// Size of an element of a memset.
@@ -82,10 +82,10 @@ pub struct NodeData {
     /// The address of the function that a host node calls.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub host_function: Option<u64>,
-    /// What it is called with.
+    /// The argument of the call.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub host_data: Option<u64>,
-    /// How a conditional node chooses.
+    /// The rule by which a conditional node chooses.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub condition: Option<Condition>,
     /// The graph of a child node, or those that a conditional node chooses from.
@@ -104,7 +104,7 @@ pub struct EdgeData {
     pub from_port: u8,
     /// The incoming port.
     pub to_port: u8,
-    /// How it orders.
+    /// The kind of order.
     pub kind: EdgeKind,
     /// The same as CUDA's number.
     #[serde(rename = "type")]
@@ -112,9 +112,9 @@ pub struct EdgeData {
 }
 
 impl Template {
-    /// All that is known of it, the graphs of its nodes included.
+    /// Return all that is known of it, the graphs of its nodes included.
     pub fn data(&self) -> Result<TemplateData> {
-        self.with(|graph, _| graph_data(graph))
+        self.with(|graph, _, _| graph_data(graph))
     }
 }
 
@@ -135,7 +135,7 @@ impl TemplateData {
         text
     }
 
-    /// How many nodes there are, those of the nodes' graphs included.
+    /// Return how many nodes there are, those of the nodes' graphs included.
     #[must_use]
     pub fn count(&self) -> usize {
         let bodies = self.nodes.iter().flat_map(|node| &node.bodies);
@@ -327,7 +327,7 @@ fn graph_data(graph: &OwnedGraph) -> Result<TemplateData> {
     })
 }
 
-/// The nodes, each after those before it; in the driver's order where edges leave a choice.
+/// Return the nodes, each after those before it; in the driver's order where edges leave a choice.
 fn ordered(
     nodes: Vec<NodeHandle>,
     before: &HashMap<NodeHandle, Vec<NodeHandle>>,

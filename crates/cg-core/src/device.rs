@@ -1,19 +1,18 @@
 //! [`Device`]: one GPU, real or simulated, and the one place where a driver is chosen.
 
+use std::any::Any;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use crate::base_addresses::BaseAddresses;
 use crate::code::Code;
 use crate::driver::Driver;
 use crate::driver::handle::Address;
 use crate::driver::owned::{pages, relaxed};
-use crate::driver::sim::Sim;
 use crate::error::{Error, Result};
-use crate::pool::Bases;
 use crate::retain::{Limbo, Retained};
-use crate::transfer::{self, Direction};
 
 /// One GPU and all that is made on it. Clones are the same device.
 #[derive(Clone)]
@@ -26,19 +25,19 @@ struct Inner {
     limbo: Limbo,
     /// The captures that have a guard or retain something, by id.
     captured: Mutex<HashMap<u64, Captured>>,
-    /// How many captures are open: those that have a guard, and those that others have begun
+    /// Number of open captures: those that have a guard, and those that others have begun
     /// ([`Device::mark_capture`]).
     open: AtomicUsize,
-    /// The kernels of [`crate::Inputs`] and of [`crate::Outputs`], loaded as long as there are some.
-    kernels: [Mutex<Weak<transfer::Kernels>>; 2],
-    /// Where pools lie.
-    bases: Arc<Bases>,
+    /// Results of [`Device::load_once`], by name.
+    loaded: Mutex<HashMap<&'static str, Weak<dyn Any + Send + Sync>>>,
+    /// Addresses for pools.
+    bases: Arc<BaseAddresses>,
 }
 
 #[derive(Default)]
 struct Captured {
     guarded: bool,
-    /// What the work recorded so far names.
+    /// Things that the work recorded so far names.
     retained: Vec<Retained>,
 }
 
@@ -64,14 +63,7 @@ pub struct MemoryInfo {
 }
 
 impl Device {
-    /// A simulated device.
-    #[must_use]
-    pub fn sim(sim: &Sim) -> Self {
-        transfer::register(sim);
-        Self::new(Arc::new(sim.clone()))
-    }
-
-    /// The GPU with this number. The same number gives the same device for the whole process.
+    /// Return the GPU with this number. The same number gives the same device for the whole process.
     ///
     /// # Errors
     /// [`crate::Error::NoDriver`] without a usable CUDA driver: the simulator is never chosen in
@@ -88,13 +80,13 @@ impl Device {
         Ok(device)
     }
 
-    /// The driver behind it.
+    /// Return the driver behind it.
     #[must_use]
     pub fn driver(&self) -> &Arc<dyn Driver> {
         &self.inner.driver
     }
 
-    /// Its name, as in `cuda:0`.
+    /// Return its name, as in `cuda:0`.
     #[must_use]
     pub fn name(&self) -> String {
         self.inner.driver.name()
@@ -113,7 +105,7 @@ impl Device {
         self.inner.driver.memory_range(address)
     }
 
-    /// Waits until all work on the device has finished, whosever it is.
+    /// Wait until all work on the device has finished, whosever it is.
     ///
     /// # Errors
     /// [`Error::Capture`] while a stream of the device captures. A capture that this crate does not
@@ -129,13 +121,13 @@ impl Device {
         })
     }
 
-    /// Whether a guard or a mark of any open capture exists.
+    /// Return whether a guard or a mark of any open capture exists.
     #[must_use]
     pub fn has_captures(&self) -> bool {
         self.inner.open.load(Ordering::Acquire) > 0
     }
 
-    /// Says that others have begun a capture on the device, as long as the result is held: nothing of
+    /// Say that others have begun a capture on the device, as long as the result is held: nothing of
     /// this crate then tries to wait for the device, which would break it.
     #[must_use]
     pub fn mark_capture(&self) -> CaptureMark {
@@ -145,27 +137,27 @@ impl Device {
         }
     }
 
-    /// Drops what was kept alive only for work that has finished by now; returns how many things
+    /// Drop what was kept alive only for work that has finished by now; return how many things
     /// still wait. Happens by itself whenever execs and captures come and go.
     #[expect(clippy::must_use_candidate, reason = "called for what it drops")]
     pub fn collect(&self) -> usize {
         self.inner.limbo.collect()
     }
 
-    fn new(driver: Arc<dyn Driver>) -> Self {
+    pub(crate) fn new(driver: Arc<dyn Driver>) -> Self {
         Self {
             inner: Arc::new(Inner {
-                bases: Arc::new(Bases::new(driver.ordinal())),
+                bases: Arc::new(BaseAddresses::new(driver.ordinal())),
                 driver,
                 limbo: Limbo::default(),
                 captured: Mutex::new(HashMap::new()),
                 open: AtomicUsize::new(0),
-                kernels: Default::default(),
+                loaded: Mutex::default(),
             }),
         }
     }
 
-    /// What `work` returns, and by how many bytes the free memory fell meanwhile. It runs with the
+    /// Return what `work` returns, and by how many bytes the free memory fell meanwhile. It runs with the
     /// thread's capture mode relaxed.
     pub(crate) fn measure<T>(&self, work: impl FnOnce() -> T) -> Result<(T, u64)> {
         let driver = &**self.driver();
@@ -177,7 +169,7 @@ impl Device {
         })
     }
 
-    /// Refuses to wait for the device while a guard or a mark of any open capture exists.
+    /// Refuse to wait for the device while a guard or a mark of any open capture exists.
     pub(crate) fn check_captures(&self) -> Result<()> {
         if self.has_captures() {
             return Err(self.captures(None));
@@ -203,21 +195,22 @@ impl Device {
         Arc::ptr_eq(&self.inner, &other.inner) || self.inner.driver.id() == other.inner.driver.id()
     }
 
-    /// The kernels of [`crate::Inputs`] or [`crate::Outputs`]: those that are loaded, or else what `load`
-    /// makes.
-    pub(crate) fn kernels(
+    /// Return what `load` has made under this name, as long as somebody holds it, or else make it.
+    pub(crate) fn load_once<T: Any + Send + Sync>(
         &self,
-        direction: Direction,
-        load: impl FnOnce(&Self) -> Result<transfer::Kernels>,
-    ) -> Result<Arc<transfer::Kernels>> {
-        let known = self.inner.kernels[direction as usize].lock();
-        let mut known = known.unwrap_or_else(PoisonError::into_inner);
-        if let Some(kernels) = known.upgrade() {
-            return Ok(kernels);
+        name: &'static str,
+        load: impl FnOnce() -> Result<T>,
+    ) -> Result<Arc<T>> {
+        let loaded = self.inner.loaded.lock();
+        let mut loaded = loaded.unwrap_or_else(PoisonError::into_inner);
+        let known = loaded.get(name).and_then(Weak::upgrade);
+        if let Some(Ok(known)) = known.map(Arc::downcast) {
+            return Ok(known);
         }
-        let kernels = Arc::new(load(self)?);
-        *known = Arc::downgrade(&kernels);
-        Ok(kernels)
+        let new = Arc::new(load()?);
+        let weak = Arc::downgrade(&new);
+        loaded.insert(name, weak);
+        Ok(new)
     }
 
     pub(crate) fn capture_opened(&self, id: u64) {
@@ -228,7 +221,7 @@ impl Device {
         }
     }
 
-    /// Goes on with the bookkeeping of a capture only if its work names something.
+    /// Go on with the bookkeeping of a capture only if its work names something.
     pub(crate) fn capture_handed_over(&self, id: u64) {
         let mut captured = self.captured();
         if let Some(entry) = captured.get_mut(&id) {
@@ -239,7 +232,7 @@ impl Device {
         }
     }
 
-    /// Ends the bookkeeping of a capture; what its work names.
+    /// End the bookkeeping of a capture; what its work names.
     pub(crate) fn capture_closed(&self, id: u64) -> Vec<Retained> {
         let closed = self.captured().remove(&id);
         closed.map_or_else(Vec::new, |mut entry| {
@@ -254,19 +247,19 @@ impl Device {
         }
     }
 
-    /// Keeps `retained` for the template that the capture will make.
+    /// Keep `retained` for the template that the capture will make.
     pub(crate) fn retain_captured(&self, id: u64, retained: &[Retained]) {
         let mut captured = self.captured();
         let entry = captured.entry(id).or_default();
         entry.retained.extend_from_slice(retained);
     }
 
-    /// Whether a guard of an open capture exists.
+    /// Return whether a guard of an open capture exists.
     pub(crate) fn is_guarded(&self, id: u64) -> bool {
         self.captured().get(&id).is_some_and(|entry| entry.guarded)
     }
 
-    pub(crate) fn bases(&self) -> &Arc<Bases> {
+    pub(crate) fn bases(&self) -> &Arc<BaseAddresses> {
         &self.inner.bases
     }
 

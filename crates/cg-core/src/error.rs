@@ -5,7 +5,7 @@ use crate::code::{Call, Code};
 /// Result of everything in this crate that can fail.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What went wrong, with the call, the code and the numbers that belong to it.
+/// A failure, with the call, the code and the numbers that belong to it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -14,7 +14,7 @@ pub enum Error {
     Driver {
         /// The call that failed.
         call: Call,
-        /// What it returned.
+        /// The code that it returned.
         code: Code,
     },
 
@@ -45,7 +45,7 @@ pub enum Error {
     Capture {
         /// The stream that was to capture or captures.
         stream: String,
-        /// What broke it, and what to do.
+        /// The cause, and what to do.
         reason: String,
         /// The driver's code, where one is behind it.
         code: Option<Code>,
@@ -54,7 +54,7 @@ pub enum Error {
     /// A template could not be instantiated.
     #[error("instantiate failed: {code}{}", at_node(.node))]
     Instantiate {
-        /// What the driver returned.
+        /// The code that the driver returned.
         code: Code,
         /// The node at fault, where the driver names one.
         node: Option<String>,
@@ -74,11 +74,11 @@ pub enum Error {
         "{object} belongs to {found}, expected {expected}: use objects of one device and one graph together"
     )]
     Foreign {
-        /// What was given.
+        /// The object that was given.
         object: String,
-        /// Where it belongs.
+        /// The place where it belongs.
         found: String,
-        /// Where it should belong.
+        /// The place where it should belong.
         expected: String,
     },
 
@@ -89,7 +89,7 @@ pub enum Error {
         argument: String,
         /// The value given.
         given: String,
-        /// What is acceptable.
+        /// Acceptable values.
         expected: String,
     },
 
@@ -109,13 +109,13 @@ pub enum Error {
     /// A hook failed; for hooks to return.
     #[error("hook failed: {reason}")]
     Hook {
-        /// What the hook says.
+        /// The text of the hook.
         reason: String,
     },
 }
 
 impl Error {
-    /// The driver's code, where one is behind the error.
+    /// Return the driver's code, where one is behind the error.
     #[must_use]
     pub fn code(&self) -> Option<Code> {
         match self {

@@ -21,7 +21,7 @@ pub enum Phase {
     Destroy,
 }
 
-/// What happens to the error of a hook.
+/// The treatment of an error of a hook.
 pub enum Policy<E> {
     /// The first error stops the others and goes to the caller.
     Propagate,
@@ -56,7 +56,7 @@ impl<H, E> Registry<H, E>
 where
     H: Clone + Send + 'static,
 {
-    /// A registry without hooks.
+    /// Return a registry without hooks.
     #[must_use]
     pub fn new(policy: Policy<E>) -> Self {
         Self {
@@ -68,7 +68,7 @@ where
         }
     }
 
-    /// Adds a hook behind the others.
+    /// Add a hook behind the others.
     pub fn register(&self, phase: Phase, hook: H) -> HookHandle {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -87,27 +87,27 @@ where
         }
     }
 
-    /// Whether there is a hook for the phase; takes no lock.
+    /// Return whether there is a hook for the phase; takes no lock.
     #[must_use]
     #[inline]
     pub fn has(&self, phase: Phase) -> bool {
         self.shared.phases.load(Ordering::Relaxed) & phase.bit() != 0
     }
 
-    /// All hooks, in order.
+    /// Return all hooks, in order.
     #[must_use]
     pub fn hooks(&self) -> Vec<H> {
         let hooks = self.shared.lock();
         hooks.values().map(|(_, hook)| hook.clone()).collect()
     }
 
-    /// Removes all hooks and returns them, in order.
+    /// Remove all hooks and return them, in order.
     pub fn take(&self) -> Vec<H> {
         let hooks = self.shared.change(std::mem::take);
         hooks.into_values().map(|(_, hook)| hook).collect()
     }
 
-    /// Runs the hooks of a phase that are registered now; a hook may remove itself or others.
+    /// Run the hooks of a phase that are registered now; a hook may remove itself or others.
     ///
     /// # Errors
     /// The first hook's error, where the policy is [`Policy::Propagate`]; one that the function of
@@ -166,13 +166,13 @@ impl<H, E> Clone for Registry<H, E> {
 }
 
 impl HookHandle {
-    /// A number that no other hook of the process has.
+    /// Return a number that no other hook of the process has.
     #[must_use]
     pub fn id(&self) -> u64 {
         self.id
     }
 
-    /// Removes the hook; nothing happens if it is gone.
+    /// Remove the hook; nothing happens if it is gone.
     pub fn remove(&self) {
         (self.remove)();
     }

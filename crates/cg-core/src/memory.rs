@@ -9,7 +9,7 @@ use crate::driver::Driver;
 use crate::driver::handle::Address;
 use crate::driver::owned::{self, OwnedMemory};
 use crate::error::{Error, Result};
-use crate::pool;
+use crate::gate;
 use crate::retain::Retained;
 
 /// A range of device memory. Clones and slices share it; it is freed when the last one, and the
@@ -23,7 +23,7 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// Allocates from the device. For memory that captures share, see [`crate::Pool`].
+    /// Allocate from the device. For memory that captures share, see [`crate::Pool`].
     ///
     /// # Errors
     /// [`Error::OutOfMemory`]; [`Error::Invalid`] for zero bytes.
@@ -60,19 +60,19 @@ impl Memory {
         }
     }
 
-    /// Where it starts.
+    /// Return where it starts.
     #[must_use]
     pub fn address(&self) -> Address {
         self.address
     }
 
-    /// How many bytes it has.
+    /// Return how many bytes it has.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// A part of it.
+    /// Return a part of it.
     ///
     /// # Errors
     /// [`Error::Invalid`] if the range does not lie inside.
@@ -89,7 +89,7 @@ impl Memory {
         })
     }
 
-    /// Copies `data` to its start and waits for the copy. Wait for work that touches the memory
+    /// Copy `data` to its start and wait for the copy. Wait for work that touches the memory
     /// first: what that work sees is unspecified.
     ///
     /// # Errors
@@ -103,24 +103,24 @@ impl Memory {
                 expected,
             ));
         }
-        let _open = pool::pass(self.owner.as_ref())?;
+        let _open = gate::pass(self.owner.as_ref())?;
         owned::write(&*self.driver, self.address, data)
     }
 
-    /// Its bytes. Wait for work that touches the memory first.
+    /// Return its bytes. Wait for work that touches the memory first.
     ///
     /// # Errors
     /// [`Error::Paused`] for memory of a paused pool.
     pub fn read(&self) -> Result<Vec<u8>> {
         let bytes = usize::try_from(self.bytes)
             .map_err(|_| Error::invalid("bytes", &self.bytes, "what fits the host's memory"))?;
-        let _open = pool::pass(self.owner.as_ref())?;
+        let _open = gate::pass(self.owner.as_ref())?;
         let mut data = vec![0; bytes];
         owned::read(&*self.driver, &mut data, self.address)?;
         Ok(data)
     }
 
-    /// Its addresses.
+    /// Return its addresses.
     pub(crate) fn range(&self) -> Range<u64> {
         self.address().0..self.address().0 + self.bytes()
     }
@@ -133,7 +133,7 @@ impl Memory {
         self.owner.as_ref()
     }
 
-    /// A range that its owner keeps alive.
+    /// Return a range that its owner keeps alive.
     pub(crate) fn owned_by(
         driver: &Arc<dyn Driver>,
         address: Address,

@@ -4,14 +4,13 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::driver::handle::Address;
 use crate::driver::owned::same_driver;
 use crate::error::{Error, Result};
 use crate::memory::Memory;
 use crate::ranges::Ranges;
 use crate::retain::Retained;
 use crate::template::Template;
-use crate::transfer::{self, Direction, Nodes, Shared};
+use crate::transfer::{self, Destination, Direction, Nodes, Shared};
 
 /// Nodes at the end of a template that copy its memory to where each replay says.
 ///
@@ -44,16 +43,7 @@ pub struct Outputs {
     shared: Arc<Shared>,
 }
 
-/// Where a replay copies one piece of memory to, and how many bytes from its start on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Destination {
-    /// The address; that of the memory itself copies nothing.
-    pub address: Address,
-    /// No more than the memory has, and maybe none.
-    pub bytes: u64,
-}
-
-/// Where one replay copies to; made by [`Outputs::deliver`].
+/// The destinations of one replay; made by [`Outputs::deliver`].
 #[derive(Debug, Clone, Copy)]
 pub struct Delivery<'a> {
     pub(crate) outputs: &'a Outputs,
@@ -61,7 +51,7 @@ pub struct Delivery<'a> {
 }
 
 impl Outputs {
-    /// Adds nodes that copy any number of pieces of memory, which come after all nodes that the template
+    /// Add nodes that copy any number of pieces of memory, which come after all nodes that the template
     /// has now.
     ///
     /// Execs that were made before do not have them.
@@ -91,7 +81,7 @@ impl Outputs {
         })
     }
 
-    /// The template that they were added to.
+    /// Return the template that they were added to.
     #[must_use]
     pub fn template(&self) -> &Arc<Template> {
         &self.template
@@ -101,19 +91,19 @@ impl Outputs {
         &self.shared
     }
 
-    /// How many pieces of memory there are.
+    /// Return how many pieces of memory there are.
     #[must_use]
     pub fn len(&self) -> usize {
         self.shared.own().len()
     }
 
-    /// Whether there are none.
+    /// Return whether there are none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Where a piece of memory is, and how many bytes it has.
+    /// Return where a piece of memory is, and how many bytes it has.
     ///
     /// # Panics
     /// If there is no such piece.
@@ -123,7 +113,7 @@ impl Outputs {
         Destination { address, bytes }
     }
 
-    /// Where a replay is to copy to, a destination for each piece of memory. A destination that overlaps
+    /// Return where a replay is to copy to, a destination for each piece of memory. A destination that overlaps
     /// a piece is refused by the replay.
     ///
     /// # Errors

@@ -24,7 +24,7 @@ impl Ranges {
         }
     }
 
-    /// What any ranges are together.
+    /// Return what any ranges are together.
     #[must_use]
     pub fn merged(all: impl IntoIterator<Item = Range<u64>>) -> Self {
         let mut ranges: Vec<Range<u64>> = Vec::new();
@@ -37,13 +37,13 @@ impl Ranges {
         Self { ranges }
     }
 
-    /// Whether there are none.
+    /// Return whether there are none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.ranges.is_empty()
     }
 
-    /// Whether one of them shares a byte with so many at an address.
+    /// Return whether one of them shares a byte with so many at an address.
     #[must_use]
     #[inline]
     pub fn overlap(&self, start: Address, bytes: u64) -> bool {

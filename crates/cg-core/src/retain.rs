@@ -30,7 +30,7 @@ enum Fence {
 }
 
 impl Limbo {
-    /// Drops `what` as soon as the streams have passed all that is enqueued on them now.
+    /// Drop `what` as soon as the streams have passed all that is enqueued on them now.
     pub(crate) fn park(
         &self,
         streams: impl IntoIterator<Item = Arc<OwnedStream>>,
@@ -51,7 +51,7 @@ impl Limbo {
         }
     }
 
-    /// Drops what the streams have passed by now; how many things are still parked.
+    /// Drop what the streams have passed by now; how many things are still parked.
     pub(crate) fn collect(&self) -> usize {
         if is_exiting() {
             return self.lock().len();
@@ -101,7 +101,7 @@ impl Drop for Limbo {
     }
 }
 
-/// A fence behind all that is enqueued; none if the stream is idle.
+/// Return a fence behind all that is enqueued; none if the stream is idle.
 fn fence(stream: Arc<OwnedStream>) -> Option<Fence> {
     let driver = Arc::clone(stream.driver());
     relaxed(&*driver, || {
@@ -119,7 +119,7 @@ fn fence(stream: Arc<OwnedStream>) -> Option<Fence> {
     })
 }
 
-/// The fence, unless it is reached.
+/// Return the fence, unless it is reached.
 fn still_ahead(before: Fence) -> Option<Fence> {
     match before {
         Fence::Stream(stream) => fence(stream),

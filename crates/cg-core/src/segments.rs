@@ -54,24 +54,24 @@ impl<E> Segments<E> {
         Self { steps: Vec::new() }
     }
 
-    /// Adds an exec, which others may hold as well.
+    /// Add an exec, which others may hold as well.
     pub fn push_exec(&mut self, exec: impl Into<Arc<Exec>>) {
         self.steps.push(Step::Exec(exec.into()));
     }
 
-    /// Adds a callable. It is given the stream of the replay, on which what came before is enqueued
+    /// Add a callable. It is given the stream of the replay, on which what came before is enqueued
     /// and need not have finished.
     pub fn push_call(&mut self, call: impl Fn(&Stream) -> Result<(), E> + Send + Sync + 'static) {
         self.steps.push(Step::Call(Box::new(call)));
     }
 
-    /// How many steps there are.
+    /// Return how many steps there are.
     #[must_use]
     pub fn len(&self) -> usize {
         self.steps.len()
     }
 
-    /// Whether there is no step; a replay does nothing then.
+    /// Return whether there is no step; a replay does nothing then.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.steps.is_empty()
@@ -79,7 +79,7 @@ impl<E> Segments<E> {
 }
 
 impl<E: From<Error>> Segments<E> {
-    /// Replays the execs on a stream and runs the callables, each in its turn, and returns when the
+    /// Replay the execs on a stream and run the callables, each in its turn, and return when the
     /// last one is enqueued. Nothing is locked meanwhile: replays by two threads mix their steps.
     ///
     /// # Errors

@@ -26,19 +26,19 @@ struct Inner {
     /// Held while something is enqueued or a capture begins or ends, so that what is enqueued is
     /// retained for the capture that records it.
     order: Mutex<()>,
-    /// What was enqueued and may not have been passed.
+    /// Things that were enqueued and may not have been passed.
     pending: Mutex<Vec<Retained>>,
 }
 
 impl Stream {
-    /// Creates a stream that does not synchronise with the legacy default stream.
+    /// Create a stream that does not synchronise with the legacy default stream.
     #[doc(alias = "cuStreamCreate")]
     pub fn new(device: &Device) -> Result<Self> {
         let owned = OwnedStream::new(Arc::clone(device.driver()))?;
         Ok(Self::with_owned(device, owned))
     }
 
-    /// A stream of somebody else: torch's, another crate's, or zero for the legacy default stream.
+    /// Return a stream of somebody else: torch's, another crate's, or zero for the legacy default stream.
     ///
     /// # Safety
     /// `handle` is a live stream of the device, the same in all threads (not
@@ -54,19 +54,19 @@ impl Stream {
         Self::with_owned(device, owned)
     }
 
-    /// Its device.
+    /// Return its device.
     #[must_use]
     pub fn device(&self) -> &Device {
         &self.inner.device
     }
 
-    /// The raw stream.
+    /// Return the raw stream.
     #[must_use]
     pub fn handle(&self) -> StreamHandle {
         self.inner.owned.handle()
     }
 
-    /// Enqueues one operation, or records it if the stream captures.
+    /// Enqueue one operation, or record it if the stream captures.
     ///
     /// # Errors
     /// [`crate::Error::Foreign`] for work of another device; [`crate::Error::Paused`] for work on
@@ -81,7 +81,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Records the event behind all work enqueued so far.
+    /// Record the event behind all work enqueued so far.
     #[doc(alias = "cuEventRecord")]
     pub fn record(&self, event: &Event) -> Result<()> {
         event.check(&self.inner.device)?;
@@ -92,7 +92,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Makes later work wait for the event. If the event was recorded in a capture, the stream
+    /// Make later work wait for the event. If the event was recorded in a capture, the stream
     /// joins that capture.
     #[doc(alias = "cuStreamWaitEvent")]
     pub fn wait(&self, event: &Event) -> Result<()> {
@@ -106,7 +106,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Waits until all work has finished.
+    /// Wait until all work has finished.
     #[doc(alias = "cuStreamSynchronize")]
     pub fn synchronize(&self) -> Result<()> {
         let enqueued = std::mem::take(&mut *self.pending());
@@ -118,19 +118,19 @@ impl Stream {
         result
     }
 
-    /// Whether all work has finished.
+    /// Return whether all work has finished.
     #[doc(alias = "cuStreamQuery")]
     pub fn is_idle(&self) -> Result<bool> {
         self.inner.owned.query()
     }
 
-    /// Whether it captures.
+    /// Return whether it captures.
     #[doc(alias = "cuStreamIsCapturing")]
     pub fn is_capturing(&self) -> Result<bool> {
         Ok(self.inner.owned.capture_status()? != CaptureStatus::None)
     }
 
-    /// Keeps others from enqueuing, and from beginning or ending captures.
+    /// Keep others from enqueuing, and from beginning or ending captures.
     pub(crate) fn order(&self) -> MutexGuard<'_, ()> {
         let order = self.inner.order.lock();
         order.unwrap_or_else(PoisonError::into_inner)
@@ -144,7 +144,7 @@ impl Stream {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
 
-    /// Keeps things until the stream has passed what is enqueued, or for the template that the
+    /// Keep things until the stream has passed what is enqueued, or for the template that the
     /// capture makes.
     pub(crate) fn retain(&self, status: CaptureStatus, retained: &[Retained]) {
         if retained.is_empty() {
@@ -234,7 +234,7 @@ pub struct Event {
 }
 
 impl Event {
-    /// Creates an event, without timing.
+    /// Create an event, without timing.
     #[doc(alias = "cuEventCreate")]
     pub fn new(device: &Device) -> Result<Self> {
         let owned = OwnedEvent::new(Arc::clone(device.driver()))?;
@@ -243,13 +243,13 @@ impl Event {
         })
     }
 
-    /// Whether the work before the last record has finished.
+    /// Return whether the work before the last record has finished.
     #[doc(alias = "cuEventQuery")]
     pub fn is_reached(&self) -> Result<bool> {
         self.owned.query()
     }
 
-    /// Waits until the work before the last record has finished.
+    /// Wait until the work before the last record has finished.
     #[doc(alias = "cuEventSynchronize")]
     pub fn synchronize(&self) -> Result<()> {
         self.owned.synchronize()
@@ -263,7 +263,7 @@ impl Event {
         Arc::clone(&self.owned) as Retained
     }
 
-    /// Fails unless the event is of this device.
+    /// Fail unless the event is of this device.
     pub(crate) fn check(&self, device: &Device) -> Result<()> {
         same_driver(&**device.driver(), &**self.owned.driver(), "event")
     }

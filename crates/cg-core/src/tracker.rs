@@ -22,7 +22,7 @@ pub struct Tracker {
 }
 
 impl Tracker {
-    /// Follows the capture that is open on the stream. What it has recorded so far is new at the
+    /// Follow the capture that is open on the stream. What it has recorded so far is new at the
     /// first look.
     ///
     /// # Errors
@@ -40,7 +40,7 @@ impl Tracker {
         })
     }
 
-    /// The nodes of the capture that no earlier look has returned, in no promised order; none if
+    /// Return the nodes of the capture that no earlier look has returned, in no promised order; none if
     /// `current` is not one of its streams or the capture was made unusable.
     ///
     /// # Errors

@@ -8,8 +8,8 @@ use crate::driver::handle::FunctionHandle;
 use crate::driver::owned::{OwnedModule, same_driver};
 use crate::driver::spec::{Dim3, HostFunction, WorkSpec};
 use crate::error::{Error, Result};
+use crate::gate::Gates;
 use crate::memory::Memory;
-use crate::pool::Gates;
 use crate::retain::Retained;
 
 /// Kernels loaded from PTX text.
@@ -19,7 +19,7 @@ pub struct Module {
 }
 
 impl Module {
-    /// Compiles PTX text for the device.
+    /// Compile PTX text for the device.
     ///
     /// # Errors
     /// [`Error::Invalid`] unless it is text without a zero byte; what the driver reports.
@@ -36,7 +36,7 @@ impl Module {
         })
     }
 
-    /// A kernel by its (mangled) name.
+    /// Return a kernel by its (mangled) name.
     #[doc(alias = "cuModuleGetFunction")]
     pub fn function(&self, name: &str) -> Result<Function> {
         Ok(Function {
@@ -56,13 +56,13 @@ pub struct Function {
 }
 
 impl Function {
-    /// Its name.
+    /// Return its name.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The raw kernel. It dies with the function and its clones.
+    /// Return the raw kernel. It dies with the function and its clones.
     pub(crate) fn handle(&self) -> FunctionHandle {
         self.handle
     }
@@ -82,26 +82,26 @@ impl Args {
         Self::default()
     }
 
-    /// A pointer to the start of `memory`.
+    /// Add a pointer to the start of `memory`.
     #[must_use]
     pub fn memory(mut self, memory: &Memory) -> Self {
         self.memory.push(memory.clone());
         self.bytes(&memory.address().0.to_le_bytes())
     }
 
-    /// A 32-bit number.
+    /// Return a 32-bit number.
     #[must_use]
     pub fn u32(self, value: u32) -> Self {
         self.bytes(&value.to_le_bytes())
     }
 
-    /// A 64-bit number.
+    /// Return a 64-bit number.
     #[must_use]
     pub fn u64(self, value: u64) -> Self {
         self.bytes(&value.to_le_bytes())
     }
 
-    /// A 32-bit float.
+    /// Return a 32-bit float.
     #[must_use]
     pub fn f32(self, value: f32) -> Self {
         self.bytes(&value.to_le_bytes())
@@ -129,7 +129,7 @@ pub struct Work {
 }
 
 impl Work {
-    /// A launch of a kernel with `grid` blocks of `block` threads and no dynamic shared memory.
+    /// Return a launch of a kernel with `grid` blocks of `block` threads and no dynamic shared memory.
     ///
     /// # Errors
     /// [`Error::Foreign`] if an argument points at memory of another device.
@@ -174,7 +174,7 @@ impl Work {
         self
     }
 
-    /// A copy of all of `src` to `dst`.
+    /// Return a copy of all of `src` to `dst`.
     ///
     /// # Errors
     /// [`Error::Invalid`] unless they have the same size; [`Error::Foreign`] if they are of
@@ -201,7 +201,7 @@ impl Work {
         })
     }
 
-    /// All of `dst` set to the 32-bit `value`.
+    /// Return all of `dst` set to the 32-bit `value`.
     ///
     /// # Errors
     /// [`Error::Invalid`] unless its size is a multiple of four bytes.
@@ -229,7 +229,7 @@ impl Work {
         })
     }
 
-    /// A call of a host function. It must make no driver call and must not panic: a panic ends the
+    /// Return a call of a host function. It must make no driver call and must not panic: a panic ends the
     /// process.
     #[doc(alias = "cuLaunchHostFunc")]
     pub fn host(function: impl Fn() + Send + Sync + 'static) -> Self {
@@ -254,7 +254,7 @@ impl Work {
         &self.retained
     }
 
-    /// Fails unless the work is of this device.
+    /// Fail unless the work is of this device.
     pub(crate) fn check(&self, device: &Device) -> Result<()> {
         match &self.driver {
             Some(driver) => same_driver(&**device.driver(), &**driver, "work"),

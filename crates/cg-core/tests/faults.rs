@@ -18,7 +18,7 @@ use cg_core::{
 use support::kernels::{Kernels, PTX};
 use support::{BYTES, Words, all, axpy, bytes, memory, random, raw, sim, try_words};
 
-/// What is there before a scenario and after it.
+/// The objects before a scenario and after it.
 struct Fixture {
     sim: Sim,
     device: Device,
@@ -41,19 +41,19 @@ impl Fixture {
         }
     }
 
-    /// Puts back what a scenario has changed in memory.
+    /// Put back what a scenario has changed in memory.
     fn reset(&self) -> Result<()> {
         self.x.write(&bytes(&random(1)))?;
         self.y.write(&bytes(&random(2)))
     }
 
-    /// Runs an exec and waits for it.
+    /// Run an exec and wait for it.
     fn replay(&self, exec: &Exec) -> Result<()> {
         exec.replay(&self.stream)?;
         self.stream.synchronize()
     }
 
-    /// Lets all work finish and forgets it; what then exists.
+    /// Let all work finish and forget it; what then exists.
     fn drain(&self) -> Live {
         self.sim.drive();
         self.stream.synchronize().unwrap();
@@ -95,14 +95,14 @@ const INFALLIBLE: [Call; 10] = [
     Call::GraphExecDestroy,
 ];
 
-/// The fallible calls that were made since `start`.
+/// Return the fallible calls that were made since `start`.
 fn fallible_calls(sim: &Sim, start: usize) -> Vec<Call> {
     let calls = sim.calls().split_off(start);
     let fallible = |call: &Call| !INFALLIBLE.contains(call);
     calls.into_iter().filter(fallible).collect()
 }
 
-/// Checks that the error is about the call that was made to fail.
+/// Check that the error is about the call that was made to fail.
 fn assert_blames(error: &Error, call: Call) {
     match error {
         Error::OutOfMemory { .. } => {
@@ -123,7 +123,7 @@ fn assert_blames(error: &Error, call: Call) {
     assert!(is_own || HOUSEKEEPING.contains(&call), "{error}");
 }
 
-/// Runs the scenario cleanly, and then again and again with one call after the other failing.
+/// Run the scenario cleanly, and then again and again with one call after the other failing.
 fn with_each_call_failing(scenario: fn(&Fixture) -> Result<()>) {
     let fixture = Fixture::new();
     let sim = &fixture.sim;

@@ -1,4 +1,4 @@
-//! Which driver calls inputs make, and what is left when one of them fails.
+//! Driver calls of inputs, and the state after one of them has failed.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod support;
@@ -28,7 +28,7 @@ struct Fixture {
 }
 
 impl Fixture {
-    /// That many slots, each copied to a result.
+    /// Return that many slots, each copied to a result.
     fn new(slots: usize) -> Self {
         let (sim, device) = sim();
         let some = || (0..slots).map(|_| poisoned(&device)).collect::<Vec<_>>();
@@ -52,7 +52,7 @@ impl Fixture {
         }
     }
 
-    /// The sources of each slot: those of these numbers by turns.
+    /// Return the sources of each slot: those of these numbers by turns.
     fn sources(&self, numbers: &[usize]) -> Vec<Address> {
         let numbers = numbers.iter().cycle().take(self.slots.len());
         numbers.map(|n| self.sources[*n].address()).collect()
@@ -63,7 +63,7 @@ impl Fixture {
         self.exec.replay_with(&feed, &self.stream)
     }
 
-    /// The calls that `work` makes.
+    /// Return the calls that `work` makes.
     fn calls(&self, work: impl FnOnce()) -> Vec<Call> {
         let before = self.sim.calls().len();
         work();

@@ -1,4 +1,4 @@
-//! Who may know of whom, read from the source tree.
+//! Rules about which module may use which, read from the source tree.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::BTreeSet;
@@ -14,20 +14,27 @@ struct Source {
 }
 
 impl Source {
-    /// The text without comments: what follows `//` in a line is gone.
+    /// Return the text without comments: what follows `//` in a line is gone.
     fn code(&self) -> String {
         let code = |line: &str| line.split("//").next().unwrap_or_default().to_owned();
         let lines: Vec<String> = self.text.lines().map(code).collect();
         lines.join("\n")
     }
 
-    /// Whether the word stands in the code, not as a part of a longer one.
+    /// Return whether the word stands in the code, not as a part of a longer one.
     fn names(&self, word: &str) -> bool {
         let is_other = |c: char| !c.is_alphanumeric() && c != '_';
         self.code().split(is_other).any(|found| found == word)
     }
 
-    /// The modules and names that the code reaches by `crate::`.
+    /// Return the module directly in the folder that the file belongs to.
+    fn module(&self, folder: &str) -> String {
+        let path = self.path[folder.len()..].trim_start_matches('/');
+        let end = path.find(['/', '.']).unwrap_or(path.len());
+        path[..end].to_owned()
+    }
+
+    /// Return the modules and names that the code reaches by `crate::`; empty for several in braces.
     fn crate_paths(&self) -> BTreeSet<String> {
         let code = self.code();
         let paths = code.split("crate::").skip(1);
@@ -43,7 +50,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// The files below a folder with one of the endings; none if there is no such folder.
+/// Return the files below a folder with one of the endings; none if there is no such folder.
 fn sources(folder: &str, endings: &[&str]) -> Vec<Source> {
     let mut found = Vec::new();
     let mut folders = vec![root().join(folder)];
@@ -67,7 +74,7 @@ fn sources(folder: &str, endings: &[&str]) -> Vec<Source> {
     found
 }
 
-/// The paths of the sources of which something holds.
+/// Return the paths of the sources of which something holds.
 fn those(sources: Vec<Source>, holds: impl Fn(&Source) -> bool) -> Vec<String> {
     let found = sources.into_iter().filter(holds);
     found.map(|source| source.path).collect()
@@ -84,6 +91,36 @@ fn assert_only_below(paths: &[String], allowed: &[&str]) {
 const CUDA: &str = "crates/cg-core/src/driver/cuda/";
 const OWNED: &str = "crates/cg-core/src/driver/owned";
 const RAW: &str = "crates/cg-py/src/raw";
+
+/// The modules of cg-core, the lowest layer first. Those of a layer do not know each other, so that
+/// there are no circles.
+const CORE_LAYERS: &[&[&str]] = &[
+    &["code", "free_list", "hook"],
+    &["error"],
+    &["driver"],
+    &["base_addresses", "ranges", "retain"],
+    &["device", "gate"],
+    &["memory"],
+    &["work"],
+    &["stream"],
+    &["pool", "transfer"],
+    &["template"],
+    &["inputs", "outputs"],
+    &["exec"],
+    &["address", "capture", "data", "segments", "tracker"],
+    &["lib"],
+];
+
+/// The same of cg-py.
+const PY_LAYERS: &[&[&str]] = &[
+    &["error"],
+    &["detach", "raw"],
+    &["device", "tensors"],
+    &["arguments", "guards"],
+    &["graph"],
+    &["dispatch"],
+    &["lib"],
+];
 
 #[test]
 fn cudarc_is_named_by_the_cuda_driver_only() {
@@ -116,16 +153,6 @@ fn pyo3_is_named_by_cg_py_only() {
 }
 
 #[test]
-fn the_driver_knows_nothing_above_it() {
-    for source in sources("crates/cg-core/src/driver", &["rs"]) {
-        for path in source.crate_paths() {
-            let below = ["code", "error", "driver"].contains(&path.as_str());
-            assert!(below, "{} uses crate::{path}", source.path);
-        }
-    }
-}
-
-#[test]
 fn each_driver_knows_nothing_of_the_other() {
     for (own, other) in [("sim", "cuda"), ("cuda", "sim")] {
         let folder = format!("crates/cg-core/src/driver/{own}");
@@ -135,23 +162,25 @@ fn each_driver_knows_nothing_of_the_other() {
 }
 
 #[test]
-fn leaves_depend_on_nothing_but_their_own() {
-    let allowed: [(&str, &[&str]); 5] = [
-        ("code.rs", &[]),
-        ("error.rs", &["code"]),
-        ("hook.rs", &[]),
-        ("pool/free_list.rs", &[]),
-        ("driver/handle.rs", &[]),
-    ];
-    for (file, allowed) in allowed {
-        let path = format!("crates/cg-core/src/{file}");
-        let mut all = sources("crates/cg-core/src", &["rs"]).into_iter();
-        let source = all.find(|source| source.path == path).unwrap();
-        let used = source.crate_paths();
-        assert!(
-            used.iter().all(|path| allowed.contains(&path.as_str())),
-            "{path}: {used:?}"
-        );
+fn modules_use_only_those_of_lower_layers() {
+    let of_core = ("crates/cg-core/src", CORE_LAYERS);
+    for (folder, layers) in [of_core, ("crates/cg-py/src", PY_LAYERS)] {
+        let layer_of = |module: &str| layers.iter().position(|layer| layer.contains(&module));
+        let mut found = BTreeSet::new();
+        for source in sources(folder, &["rs"]) {
+            let module = source.module(folder);
+            let layer = layer_of(&module);
+            assert!(layer.is_some(), "{} is of no layer", source.path);
+            for used in source.crate_paths() {
+                let is_below = layer_of(&used).is_some_and(|used| Some(used) < layer);
+                let is_allowed = used == module || is_below;
+                assert!(is_allowed, "{} uses crate::{used}", source.path);
+            }
+            found.insert(module);
+        }
+        let listed = layers.iter().flat_map(|layer| layer.iter());
+        let listed: BTreeSet<String> = listed.map(|&one| one.to_owned()).collect();
+        assert_eq!(listed, found, "the layers of {folder}");
     }
 }
 

@@ -19,7 +19,7 @@ use support::{POISON, all, axpy, memory, poisoned, random, raw, sim, words};
 /// Something to be dropped.
 type Thing = Box<dyn Any + Send>;
 
-/// All orders of `count` things.
+/// Return all orders of `count` things.
 fn orders(count: usize) -> Vec<Vec<usize>> {
     if count == 0 {
         return vec![Vec::new()];
@@ -70,7 +70,7 @@ impl Replayed {
     }
 }
 
-/// Drops the things in the given order.
+/// Drop the things in the given order.
 fn drop_in(order: &[usize], things: Vec<Thing>) {
     let mut things: Vec<Option<Thing>> = things.into_iter().map(Some).collect();
     for index in order {
@@ -78,7 +78,7 @@ fn drop_in(order: &[usize], things: Vec<Thing>) {
     }
 }
 
-/// Lets all work finish, and checks that nothing is left but the output.
+/// Let all work finish, and check that nothing is left but the output.
 fn assert_gone(sim: &Sim, device: &Device, out: &Memory) {
     sim.drive();
     assert_eq!(device.collect(), 0);

@@ -1,4 +1,4 @@
-//! Which driver calls outputs make, and what is left when one of them fails.
+//! Driver calls of outputs, and the state after one of them has failed.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod support;
@@ -28,7 +28,7 @@ struct Fixture {
 }
 
 impl Fixture {
-    /// That many small results and large ones, the `i`-th of which begins with the words of seed `i`.
+    /// Return that many small results and large ones, the `i`-th of which begins with the words of seed `i`.
     fn new(small: u64, large: u64) -> Self {
         let (sim, device) = sim();
         let small = (0..small).map(|seed| memory(&device, &random(seed)));
@@ -51,7 +51,7 @@ impl Fixture {
         }
     }
 
-    /// New memory for each result, of which as many bytes are taken as `poisoned` memory has.
+    /// Make new memory for each result, of which as many bytes are taken as `poisoned` memory has.
     fn destinations(&self) -> (Vec<Memory>, Vec<Destination>) {
         let new: Vec<_> = self
             .results
@@ -71,7 +71,7 @@ impl Fixture {
             .replay_with(&deliver(&self.outputs, to)?, &self.stream)
     }
 
-    /// The calls that `work` makes.
+    /// Return the calls that `work` makes.
     fn calls(&self, work: impl FnOnce()) -> Vec<Call> {
         let before = self.sim.calls().len();
         work();

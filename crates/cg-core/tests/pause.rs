@@ -175,7 +175,7 @@ fn replays_on_other_threads_come_before_a_pause_or_are_refused() {
     assert_eq!(words(&block), all(7));
 }
 
-/// A block with the next random words: the first one of a pool holds `random(1)`.
+/// Return a block with the next random words: the first one of a pool holds `random(1)`.
 fn filled(pool: &Pool, stream: &Stream) -> Memory {
     let block = pool.allocate(stream, support::BYTES).unwrap();
     let seed = pool.stats().segments.len() as u64;

@@ -14,7 +14,7 @@ use support::{all, error, is_foreign, is_invalid, other_device, sim, sim_from, w
 /// Bytes of the smallest segment.
 const SEGMENT: u64 = 2 << 20;
 
-/// What is done to a free list or a pool.
+/// A call of a free list or a pool.
 #[derive(Debug, Clone)]
 enum Step {
     /// Takes so many bytes, for one of the streams.
@@ -29,7 +29,7 @@ fn steps(most: u64) -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(prop_oneof![3 => take, 2 => give], 1..60)
 }
 
-/// Whether no two of the ranges, as starts and bytes, share a byte.
+/// Return whether no two of the ranges, as starts and bytes, share a byte.
 fn are_apart(ranges: impl IntoIterator<Item = (u64, u64)>) -> bool {
     let mut ranges: Vec<(u64, u64)> = ranges.into_iter().collect();
     ranges.sort_unstable();
@@ -123,12 +123,12 @@ proptest! {
 /// A block with the stream that it is for.
 type Taken = (Memory, usize);
 
-/// The bytes that a pool counts for a block.
+/// Return the bytes that a pool counts for a block.
 fn counted(memory: &Memory) -> u64 {
     memory.bytes().next_multiple_of(512)
 }
 
-/// Checks all that holds for a pool at any time.
+/// Check all that holds for a pool at any time.
 fn check_pool(pool: &Pool, taken: &[Taken]) -> Result<(), TestCaseError> {
     let range = |memory: &Memory| (memory.address().0, memory.bytes());
     let segments = pool.segments();
@@ -341,7 +341,7 @@ fn pools_share_nothing() {
     );
 }
 
-/// Where each block lies and its bytes.
+/// Return where each block lies and its bytes.
 fn places(blocks: &[Memory]) -> Vec<(u64, u64)> {
     let place = |memory: &Memory| (memory.address().0, memory.bytes());
     let mut places: Vec<(u64, u64)> = blocks.iter().map(place).collect();
@@ -435,7 +435,7 @@ fn a_checkpoint_is_of_one_pool_and_ends_with_its_segments() {
     assert_eq!(pool.stats().in_use, 0);
 }
 
-/// What is done to a pool's whole segments.
+/// A call for a pool's whole segments.
 #[derive(Debug, Clone)]
 enum Change {
     /// Takes a segment of so many smallest ones.

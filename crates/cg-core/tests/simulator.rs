@@ -1,4 +1,4 @@
-//! What only the simulator does: its order, its observers and its faults.
+//! Behaviour of the simulator alone: its order, its observers and its faults.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod support;
@@ -32,7 +32,7 @@ fn launch(sim: &Sim, stream: &Stream, name: &str, order: &Order) {
         .unwrap();
 }
 
-/// The order in which three streams' work runs, and then that of a replay of unordered nodes.
+/// Return the order in which three streams' work runs, and then that of a replay of unordered nodes.
 fn order_of(seed: u64) -> Vec<String> {
     let (sim, device) = sim_from(Sim::builder().seed(seed));
     let order = Order::default();

@@ -1,4 +1,4 @@
-//! What is undefined on a GPU: the simulator panics and names both parties.
+//! Uses that are undefined on a GPU: the simulator panics and names both parties.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![expect(unsafe_code, reason = "breaks the contracts of the driver's methods")]
 
@@ -17,7 +17,7 @@ use cg_core::{
 use support::kernels::{Kernels, PTX};
 use support::{BYTES, sim};
 
-/// What the simulator says when it panics.
+/// Return what the simulator says when it panics.
 fn panic_of<T>(with: impl FnOnce() -> T) -> String {
     let Err(payload) = catch_unwind(AssertUnwindSafe(with)) else {
         panic!("it did not panic")
@@ -28,7 +28,7 @@ fn panic_of<T>(with: impl FnOnce() -> T) -> String {
     }
 }
 
-/// Checks that the panic names all parties.
+/// Check that the panic names all parties.
 fn assert_names(text: &str, parties: &[&str]) {
     for party in parties {
         assert!(text.contains(party), "{party:?} is missing in {text:?}");
@@ -240,7 +240,7 @@ fn a_kernel_that_the_simulator_was_not_told_of_is_found() {
     assert_names(&text, &["kernel slow_fill", "Sim::kernel"]);
 }
 
-/// An exec of one memset, its graph destroyed.
+/// Return an exec of one memset, its graph destroyed.
 fn raw_exec(sim: &Sim) -> (GraphHandle, ExecHandle) {
     let graph = sim.graph_create().unwrap();
     let work = WorkSpec::Memset {

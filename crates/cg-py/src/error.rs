@@ -16,7 +16,7 @@ mod class {
     pyo3::import_exception!(cgraph.errors, UpdateError);
 }
 
-/// The exception of an error, with the driver's call and code as attributes where there are some.
+/// Return the exception of an error, with the driver's call and code as attributes where there are some.
 pub(crate) fn to_py(py: Python<'_>, error: &Error) -> PyErr {
     let text = error.to_string();
     let exception = match error {
@@ -41,12 +41,12 @@ pub(crate) fn to_py(py: Python<'_>, error: &Error) -> PyErr {
     exception
 }
 
-/// An object is not in a state for the call: what was found, what was expected, what to do.
+/// Make the error of an object that is not in a state for the call: what was found, what was expected, what to do.
 pub(crate) fn state(text: impl Into<String>) -> PyErr {
     class::StateError::new_err(text.into())
 }
 
-/// An argument is not acceptable.
+/// Make the error of an argument that is not acceptable.
 pub(crate) fn argument(argument: &str, given: &str, expected: &str) -> PyErr {
     class::ArgumentError::new_err(format!("{argument} is {given}, expected {expected}"))
 }

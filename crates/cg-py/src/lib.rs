@@ -1,30 +1,15 @@
 //! `cgraph._core`: cg-core for Python. Each class converts and calls; decisions are made in cg-core
 //! or in the Python package.
 
-mod allocator;
-mod capture;
-mod cycle;
+mod arguments;
+mod detach;
 mod device;
 mod dispatch;
-mod enter;
 mod error;
-mod fed;
-mod fresh;
 mod graph;
-mod hook;
-mod inputs;
-mod outputs;
-mod padded;
-mod pool;
-mod quick;
+mod guards;
 mod raw;
-mod replay;
-mod segments;
-mod signature;
-mod sim;
-mod stream;
-mod template;
-mod tensor;
+mod tensors;
 
 use pyo3::prelude::*;
 
@@ -32,40 +17,21 @@ use pyo3::prelude::*;
 #[pymodule(gil_used = true)]
 mod _core {
     #[pymodule_export]
-    use super::allocator::{settle_pools, take_refusal};
-    #[pymodule_export]
-    use super::capture::{Capture, Tracker, begin_and_hand_over, end_broken};
-    #[pymodule_export]
-    use super::device::{CaptureMark, Device, begin_exit, version};
-    #[pymodule_export]
-    use super::dispatch::{
-        Dispatcher, Entry, Guards, Lane, Turn, enter_busy, is_any_busy, leave_busy, set_driver,
-        watches_dictionaries,
+    use super::device::{
+        Block, Capture, CaptureMark, Device, Event, Pool, Sim, Stream, Template, Tracker,
+        begin_and_hand_over, begin_exit, end_broken, settle_pools, take_refusal, version,
     };
     #[pymodule_export]
-    use super::fresh::Fresh;
+    use super::dispatch::{
+        Dispatcher, Entry, FunctionLock, LastStream, enter_busy, is_any_busy, leave_busy,
+        set_driver,
+    };
     #[pymodule_export]
-    use super::graph::Graph;
+    use super::graph::{
+        FreshResults, Graph, HookHandle, Inputs, Outputs, PaddedGraph, Segments, register_for_all,
+    };
     #[pymodule_export]
-    use super::hook::{HookHandle, register_for_all};
+    use super::guards::{Guards, watches_dictionaries};
     #[pymodule_export]
-    use super::inputs::Inputs;
-    #[pymodule_export]
-    use super::outputs::Outputs;
-    #[pymodule_export]
-    use super::padded::PaddedGraph;
-    #[pymodule_export]
-    use super::pool::{Block, Pool};
-    #[pymodule_export]
-    use super::segments::Segments;
-    #[pymodule_export]
-    use super::signature::Signature;
-    #[pymodule_export]
-    use super::sim::Sim;
-    #[pymodule_export]
-    use super::stream::{Event, Stream};
-    #[pymodule_export]
-    use super::template::Template;
-    #[pymodule_export]
-    use super::tensor::TensorReader;
+    use super::tensors::{Signature, TensorReader};
 }

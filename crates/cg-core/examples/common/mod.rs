@@ -1,11 +1,11 @@
-//! What the examples share: the choice of the driver, and a kernel.
+//! Shared by the examples: the choice of the driver, and a kernel.
 #![allow(dead_code, reason = "each example uses a part of it")]
 
 use std::env;
 
 use cg_core::{Args, Device, Error, Memory, Module, Result, Sim, Work};
 
-/// The device that `CGRAPH_DRIVER` names: `cuda`, or `sim`, which is also the default.
+/// Return the device that `CGRAPH_DRIVER` names: `cuda`, or `sim`, which is also the default.
 pub(crate) fn device() -> Result<Device> {
     match env::var("CGRAPH_DRIVER").as_deref() {
         #[cfg(feature = "cuda")]
@@ -18,7 +18,7 @@ pub(crate) fn device() -> Result<Device> {
     }
 }
 
-/// A simulated device, which has to be told what the kernel does.
+/// Return a simulated device, which has to be told what the kernel does.
 pub(crate) fn simulated() -> Device {
     let sim = Sim::default();
     sim.kernel("axpy", |call| {
@@ -35,7 +35,7 @@ pub(crate) fn simulated() -> Device {
     Device::sim(&sim)
 }
 
-/// The work `y = a * x + y`, of numbers of 32 bits.
+/// Return the work `y = a * x + y`, of numbers of 32 bits.
 #[expect(unsafe_code, reason = "nobody can check what a kernel touches")]
 pub(crate) fn axpy(device: &Device, a: u32, x: &Memory, y: &Memory) -> Result<Work> {
     let ptx = include_str!("../../tests/contract/kernels.ptx");
@@ -57,7 +57,7 @@ pub(crate) fn memory(device: &Device, numbers: &[u32]) -> Result<Memory> {
     Ok(memory)
 }
 
-/// The numbers that memory holds.
+/// Return the numbers that memory holds.
 pub(crate) fn numbers(memory: &Memory) -> Result<Vec<u32>> {
     let bytes = memory.read()?;
     let (numbers, _) = bytes.as_chunks();

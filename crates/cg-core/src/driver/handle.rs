@@ -40,7 +40,7 @@ handles! {
 }
 
 impl Address {
-    /// The address `bytes` further on.
+    /// Return the address `bytes` further on.
     #[must_use]
     pub fn offset(self, bytes: u64) -> Self {
         Self(self.0 + bytes)

@@ -4,7 +4,7 @@
 //! calls that differ only in the node's kind), over plain `u64` handles. It is implemented by
 //! `Cuda` and by [`sim::Sim`]; nothing above it knows which one it has.
 //!
-//! Who checks what: the layers above make wrong orders impossible or report them; a driver checks
+//! Checks: the layers above make wrong orders impossible or report them; a driver checks
 //! only what CUDA checks. Handles are not counted here: `owned` holds each exactly once.
 
 #[cfg(feature = "cuda")]
@@ -28,7 +28,7 @@ use spec::{Dim3, EdgeSpec, NodeDetail, NodeIds, NodeSpec, WorkSpec};
 
 pub use pages::PageCalls;
 
-/// What other threads and streams may do while a capture is open.
+/// Calls that other threads and streams may make while a capture is open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum CaptureMode {
     /// Unsafe calls fail in every thread.
@@ -39,7 +39,7 @@ pub enum CaptureMode {
     Relaxed,
 }
 
-/// Whether a stream captures.
+/// True if a stream captures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum CaptureStatus {
     /// It does not.
@@ -58,7 +58,7 @@ pub struct CaptureInfo {
     /// The graph that is recorded into. It is the capture's: it may be looked at and added to, and
     /// is gone when the capture ends or breaks.
     pub graph: GraphHandle,
-    /// What the next node of the stream will come after.
+    /// The nodes that the next node of the stream will come after.
     pub after: Vec<NodeHandle>,
 }
 
@@ -76,7 +76,7 @@ impl InstantiateFlags {
 }
 
 impl Default for InstantiateFlags {
-    /// What torch uses: memory is freed on launch and priorities are kept.
+    /// Return what torch uses: memory is freed on launch and priorities are kept.
     fn default() -> Self {
         Self(Self::AUTO_FREE_ON_LAUNCH.0 | Self::USE_NODE_PRIORITY.0)
     }
@@ -85,7 +85,7 @@ impl Default for InstantiateFlags {
 /// Result of a failed instantiate: the code and, where the driver names it, the node at fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct InstantiateFailure {
-    /// What the driver returned.
+    /// The code that the driver returned.
     pub code: Code,
     /// The node at fault.
     pub node: Option<NodeHandle>,
@@ -94,7 +94,7 @@ pub struct InstantiateFailure {
 /// Result of a refused exec update: the reason and, where the driver names it, the node at fault.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UpdateFailure {
-    /// What the driver returned.
+    /// The code that the driver returned.
     pub code: Code,
     /// Why, in words.
     pub reason: String,
@@ -109,13 +109,13 @@ pub struct UpdateFailure {
 pub trait Driver:
     MemoryCalls + PageCalls + StreamCalls + GraphCalls + fmt::Debug + Send + Sync
 {
-    /// Distinguishes drivers: two devices never share one.
+    /// Distinguish drivers: two devices never share one.
     fn id(&self) -> u64;
 
-    /// The driver and device in words, as in `cuda:0`.
+    /// Return the driver and device in words, as in `cuda:0`.
     fn name(&self) -> String;
 
-    /// The version as CUDA numbers it: 12040 is 12.4.
+    /// Return the version as CUDA numbers it: 12040 is 12.4.
     fn version(&self) -> u32;
 }
 
@@ -125,10 +125,10 @@ pub trait Driver:
     reason = "a trait over raw handles: the caller vouches for them"
 )]
 pub trait MemoryCalls {
-    /// Allocates device memory.
+    /// Allocate device memory.
     fn mem_alloc(&self, bytes: u64) -> Result<Address>;
 
-    /// Frees device memory.
+    /// Free device memory.
     ///
     /// # Safety
     /// `address` comes from [`Self::mem_alloc`], was not freed, and no work that touches it is in
@@ -141,28 +141,28 @@ pub trait MemoryCalls {
     /// Start and size of the allocation that an address lies in; none if it lies in none.
     fn memory_range(&self, address: Address) -> Result<Option<(Address, u64)>>;
 
-    /// Copies from the host and waits. What work in flight sees of it is unspecified.
+    /// Copy from the host and wait. What work in flight sees of it is unspecified.
     ///
     /// # Safety
     /// `dst` is mapped for `src.len()` bytes.
     unsafe fn memcpy_to_device(&self, dst: Address, src: &[u8]) -> Result<()>;
 
-    /// Copies to the host and waits. What it sees of work in flight is unspecified.
+    /// Copy to the host and wait. What it sees of work in flight is unspecified.
     ///
     /// # Safety
     /// `src` is mapped for `dst.len()` bytes.
     unsafe fn memcpy_to_host(&self, dst: &mut [u8], src: Address) -> Result<()>;
 
-    /// Loads kernels from PTX text.
+    /// Load kernels from PTX text.
     fn module_load(&self, image: &[u8]) -> Result<ModuleHandle>;
 
-    /// Unloads them.
+    /// Unload them.
     ///
     /// # Safety
     /// `module` is loaded and no template, exec or work in flight uses its kernels.
     unsafe fn module_unload(&self, module: ModuleHandle);
 
-    /// A kernel by name.
+    /// Return a kernel by name.
     ///
     /// # Safety
     /// `module` is loaded.
@@ -175,34 +175,34 @@ pub trait MemoryCalls {
     reason = "a trait over raw handles: the caller vouches for them"
 )]
 pub trait StreamCalls {
-    /// Creates a stream that does not synchronise with the legacy default stream.
+    /// Create a stream that does not synchronise with the legacy default stream.
     fn stream_create(&self) -> Result<StreamHandle>;
 
-    /// Destroys a stream; work in flight on it still finishes.
+    /// Destroy a stream; work in flight on it still finishes.
     ///
     /// # Safety
     /// `stream` comes from [`Self::stream_create`], was not destroyed and does not capture.
     unsafe fn stream_destroy(&self, stream: StreamHandle);
 
-    /// Waits until all work on the stream has finished.
+    /// Wait until all work on the stream has finished.
     ///
     /// # Safety
     /// `stream` is live.
     unsafe fn stream_synchronize(&self, stream: StreamHandle) -> Result<()>;
 
-    /// Whether all work on the stream has finished.
+    /// Return whether all work on the stream has finished.
     ///
     /// # Safety
     /// `stream` is live.
     unsafe fn stream_query(&self, stream: StreamHandle) -> Result<bool>;
 
-    /// Makes later work on the stream wait for the event.
+    /// Make later work on the stream wait for the event.
     ///
     /// # Safety
     /// `stream` and `event` are live.
     unsafe fn stream_wait_event(&self, stream: StreamHandle, event: EventHandle) -> Result<()>;
 
-    /// Enqueues one operation, or records it where the stream captures.
+    /// Enqueue one operation, or record it where the stream captures.
     ///
     /// # Safety
     /// `stream` is live; what `work` names stays valid, and its kernel may touch what it touches,
@@ -210,55 +210,55 @@ pub trait StreamCalls {
     /// a kernel's arguments are those it takes, in number and size.
     unsafe fn stream_enqueue(&self, stream: StreamHandle, work: &WorkSpec) -> Result<()>;
 
-    /// Begins a capture.
+    /// Begin a capture.
     ///
     /// # Safety
     /// `stream` is live.
     unsafe fn stream_begin_capture(&self, stream: StreamHandle, mode: CaptureMode) -> Result<()>;
 
-    /// Ends a capture; the caller owns the graph.
+    /// End a capture; the caller owns the graph.
     ///
     /// # Safety
     /// `stream` is live.
     unsafe fn stream_end_capture(&self, stream: StreamHandle) -> Result<GraphHandle>;
 
-    /// Whether the stream captures.
+    /// Return whether the stream captures.
     ///
     /// # Safety
     /// `stream` is live.
     unsafe fn stream_capture_status(&self, stream: StreamHandle) -> Result<CaptureStatus>;
 
-    /// What the stream captures; nothing if it does not, or if the capture was made unusable.
+    /// Return what the stream captures; nothing if it does not, or if the capture was made unusable.
     ///
     /// # Safety
     /// `stream` is live.
     unsafe fn stream_capture_info(&self, stream: StreamHandle) -> Result<Option<CaptureInfo>>;
 
-    /// Sets this thread's capture mode and returns the one before.
+    /// Set this thread's capture mode and returns the one before.
     fn exchange_capture_mode(&self, mode: CaptureMode) -> Result<CaptureMode>;
 
-    /// Creates an event without timing.
+    /// Create an event without timing.
     fn event_create(&self) -> Result<EventHandle>;
 
-    /// Destroys an event.
+    /// Destroy an event.
     ///
     /// # Safety
     /// `event` comes from [`Self::event_create`] and was not destroyed.
     unsafe fn event_destroy(&self, event: EventHandle);
 
-    /// Records the event on the stream.
+    /// Record the event on the stream.
     ///
     /// # Safety
     /// `event` and `stream` are live.
     unsafe fn event_record(&self, event: EventHandle, stream: StreamHandle) -> Result<()>;
 
-    /// Whether the work before the last record has finished.
+    /// Return whether the work before the last record has finished.
     ///
     /// # Safety
     /// `event` is live.
     unsafe fn event_query(&self, event: EventHandle) -> Result<bool>;
 
-    /// Waits until the work before the last record has finished.
+    /// Wait until the work before the last record has finished.
     ///
     /// # Safety
     /// `event` is live.
@@ -271,28 +271,28 @@ pub trait StreamCalls {
     reason = "a trait over raw handles: the caller vouches for them"
 )]
 pub trait GraphCalls {
-    /// Creates an empty graph.
+    /// Create an empty graph.
     fn graph_create(&self) -> Result<GraphHandle>;
 
-    /// Destroys a graph and its nodes.
+    /// Destroy a graph and its nodes.
     ///
     /// # Safety
     /// `graph` is live and not a child graph's.
     unsafe fn graph_destroy(&self, graph: GraphHandle);
 
-    /// Copies a graph; the caller owns the copy.
+    /// Copy a graph; the caller owns the copy.
     ///
     /// # Safety
     /// `graph` is live.
     unsafe fn graph_clone(&self, graph: GraphHandle) -> Result<GraphHandle>;
 
-    /// The copy of a node, in a copy that was made of its graph.
+    /// Return the copy of a node, in a copy that was made of its graph.
     ///
     /// # Safety
     /// `node` is a node of a live graph, and `copy` is live.
     unsafe fn node_find_in_clone(&self, node: NodeHandle, copy: GraphHandle) -> Result<NodeHandle>;
 
-    /// Adds a node after `after`.
+    /// Add a node after `after`.
     ///
     /// # Safety
     /// `graph` is live, `after` are nodes of it, and what `spec` names stays valid as long as the
@@ -304,7 +304,7 @@ pub trait GraphCalls {
         spec: &NodeSpec,
     ) -> Result<NodeHandle>;
 
-    /// Adds "`to` after `from`".
+    /// Add "`to` after `from`".
     ///
     /// # Safety
     /// `graph` is live and holds both nodes.
@@ -315,7 +315,7 @@ pub trait GraphCalls {
         to: NodeHandle,
     ) -> Result<()>;
 
-    /// Takes an edge away.
+    /// Take an edge away.
     ///
     /// # Safety
     /// `graph` is live and holds both nodes.
@@ -325,49 +325,49 @@ pub trait GraphCalls {
         edge: EdgeSpec<NodeHandle>,
     ) -> Result<()>;
 
-    /// Removes a node and its edges.
+    /// Remove a node and its edges.
     ///
     /// # Safety
     /// `node` is a node of a live graph.
     unsafe fn graph_remove_node(&self, node: NodeHandle) -> Result<()>;
 
-    /// The nodes of a graph, in no promised order.
+    /// Return the nodes of a graph, in no promised order.
     ///
     /// # Safety
     /// `graph` is live.
     unsafe fn graph_nodes(&self, graph: GraphHandle) -> Result<Vec<NodeHandle>>;
 
-    /// The nodes of a graph that come after no other, in no promised order.
+    /// Return the nodes of a graph that come after no other, in no promised order.
     ///
     /// # Safety
     /// `graph` is live.
     unsafe fn graph_roots(&self, graph: GraphHandle) -> Result<Vec<NodeHandle>>;
 
-    /// How many nodes a graph has.
+    /// Return how many nodes a graph has.
     ///
     /// # Safety
     /// `graph` is live.
     unsafe fn graph_node_count(&self, graph: GraphHandle) -> Result<usize>;
 
-    /// The nodes that a node comes directly after, in no promised order.
+    /// Return the nodes that a node comes directly after, in no promised order.
     ///
     /// # Safety
     /// `node` is a node of a live graph.
     unsafe fn node_dependencies(&self, node: NodeHandle) -> Result<Vec<NodeHandle>>;
 
-    /// The edges of a graph, in no promised order.
+    /// Return the edges of a graph, in no promised order.
     ///
     /// # Safety
     /// `graph` is live.
     unsafe fn graph_edges(&self, graph: GraphHandle) -> Result<Vec<EdgeSpec<NodeHandle>>>;
 
-    /// What a node does.
+    /// Return what a node does.
     ///
     /// # Safety
     /// `node` is a node of a live graph.
     unsafe fn node_detail(&self, node: NodeHandle) -> Result<NodeDetail>;
 
-    /// The 8-byte words, aligned as a pointer is, that a kernel node hands its kernel by value; empty
+    /// Return the 8-byte words, aligned as a pointer is, that a kernel node hands its kernel by value; empty
     /// for another node, or where the driver does not tell.
     ///
     /// # Safety
@@ -392,7 +392,7 @@ pub trait GraphCalls {
     /// `exec` is live.
     unsafe fn exec_id(&self, exec: ExecHandle) -> Result<Option<u32>>;
 
-    /// Makes an exec; the graph stays.
+    /// Make an exec; the graph stays.
     ///
     /// # Safety
     /// `graph` is live.
@@ -402,33 +402,33 @@ pub trait GraphCalls {
         flags: InstantiateFlags,
     ) -> Result<ExecHandle, InstantiateFailure>;
 
-    /// Destroys an exec.
+    /// Destroy an exec.
     ///
     /// # Safety
     /// `exec` is live and no replay of it is in flight.
     unsafe fn exec_destroy(&self, exec: ExecHandle);
 
-    /// Sends the exec to the device ahead of its first replay.
+    /// Send the exec to the device ahead of its first replay.
     ///
     /// # Safety
     /// `exec` and `stream` are live.
     unsafe fn exec_upload(&self, exec: ExecHandle, stream: StreamHandle) -> Result<()>;
 
-    /// Enqueues one replay.
+    /// Enqueue one replay.
     ///
     /// # Safety
     /// `exec` and `stream` are live; what the exec's nodes name stays valid until the stream has
     /// passed the replay.
     unsafe fn exec_launch(&self, exec: ExecHandle, stream: StreamHandle) -> Result<()>;
 
-    /// Takes over the parameters of a graph of the same shape.
+    /// Take over the parameters of a graph of the same shape.
     ///
     /// # Safety
     /// `exec` and `graph` are live; what the graph's nodes name stays valid as long as the exec.
     unsafe fn exec_update(&self, exec: ExecHandle, graph: GraphHandle)
     -> Result<(), UpdateFailure>;
 
-    /// Changes what one node of the exec does; `node` names it by the graph it came from.
+    /// Change what one node of the exec does; `node` names it by the graph it came from.
     ///
     /// # Safety
     /// `exec` and the graph of `node` are live; what `work` names stays valid as long as the exec; a
@@ -440,7 +440,7 @@ pub trait GraphCalls {
         work: &WorkSpec,
     ) -> Result<()>;
 
-    /// Changes a kernel node of the exec: [`Self::exec_set_work`] for a kernel of one parameter and
+    /// Change a kernel node of the exec: [`Self::exec_set_work`] for a kernel of one parameter and
     /// no dynamic shared memory, without an allocation. The extents are those of grid and block.
     ///
     /// # Safety
@@ -454,7 +454,7 @@ pub trait GraphCalls {
         parameter: &[u8],
     ) -> Result<()>;
 
-    /// Switches one node of the exec on or off.
+    /// Switch one node of the exec on or off.
     ///
     /// # Safety
     /// `exec` and the graph of `node` are live.
@@ -465,7 +465,7 @@ pub trait GraphCalls {
         enabled: bool,
     ) -> Result<()>;
 
-    /// Whether one node of the exec is on.
+    /// Return whether one node of the exec is on.
     ///
     /// # Safety
     /// `exec` and the graph of `node` are live.
@@ -474,23 +474,23 @@ pub trait GraphCalls {
 
 static EXITING: AtomicBool = AtomicBool::new(false);
 
-/// Tells cgraph that the process exits: from now on nothing that is dropped calls the driver.
+/// Tell cgraph that the process exits: from now on nothing that is dropped calls the driver.
 pub fn begin_exit() {
     EXITING.store(true, Ordering::Relaxed);
 }
 
-/// Whether [`begin_exit`] was called.
+/// Return whether [`begin_exit`] was called.
 pub(crate) fn is_exiting() -> bool {
     EXITING.load(Ordering::Relaxed)
 }
 
-/// A fresh number for [`Driver::id`].
+/// Return a fresh number for [`Driver::id`].
 pub(crate) fn next_driver_id() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-/// The error of a failed call.
+/// Return the error of a failed call.
 pub(crate) fn failed(call: Call, code: Code) -> Error {
     Error::Driver { call, code }
 }

@@ -30,7 +30,7 @@ use super::{
 };
 use crate::error::{Error, Result};
 
-/// Fails unless both are the same driver.
+/// Fail unless both are the same driver.
 pub(crate) fn same_driver(expected: &dyn Driver, found: &dyn Driver, object: &str) -> Result<()> {
     if expected.id() == found.id() {
         return Ok(());
@@ -42,7 +42,7 @@ pub(crate) fn same_driver(expected: &dyn Driver, found: &dyn Driver, object: &st
     })
 }
 
-/// Runs `work` with this thread's capture mode relaxed, so that it breaks no capture.
+/// Run `work` with this thread's capture mode relaxed, so that it breaks no capture.
 pub(crate) fn relaxed<T>(driver: &dyn Driver, work: impl FnOnce() -> T) -> T {
     let before = driver.exchange_capture_mode(CaptureMode::Relaxed);
     let result = catch_unwind(AssertUnwindSafe(work));
@@ -55,7 +55,7 @@ pub(crate) fn relaxed<T>(driver: &dyn Driver, work: impl FnOnce() -> T) -> T {
     result.unwrap_or_else(|panic| resume_unwind(panic))
 }
 
-/// Destroys something, unless the process exits.
+/// Destroy something, unless the process exits.
 fn destroy(driver: &dyn Driver, with: impl FnOnce()) {
     if !is_exiting() {
         relaxed(driver, with);
@@ -70,13 +70,13 @@ pub(crate) struct OwnedMemory {
 }
 
 impl OwnedMemory {
-    /// Allocates `bytes`.
+    /// Allocate `bytes`.
     pub(crate) fn new(driver: Arc<dyn Driver>, bytes: u64) -> Result<Self> {
         let address = driver.mem_alloc(bytes)?;
         Ok(Self { driver, address })
     }
 
-    /// Where it starts.
+    /// Return where it starts.
     pub(crate) fn address(&self) -> Address {
         self.address
     }
@@ -92,7 +92,7 @@ impl Drop for OwnedMemory {
     }
 }
 
-/// Copies to memory that the caller keeps alive, and waits.
+/// Copy to memory that the caller keeps alive, and wait.
 pub(crate) fn write(driver: &dyn Driver, dst: Address, src: &[u8]) -> Result<()> {
     relaxed(driver, || {
         // SAFETY: `Memory::write` passes the start of a range of at least `src.len()` bytes that it
@@ -101,7 +101,7 @@ pub(crate) fn write(driver: &dyn Driver, dst: Address, src: &[u8]) -> Result<()>
     })
 }
 
-/// Copies from memory that the caller keeps alive, and waits.
+/// Copy from memory that the caller keeps alive, and wait.
 pub(crate) fn read(driver: &dyn Driver, dst: &mut [u8], src: Address) -> Result<()> {
     relaxed(driver, || {
         // SAFETY: `Memory::read` passes the start of a range of at least `dst.len()` bytes that it
@@ -118,18 +118,18 @@ pub(crate) struct OwnedModule {
 }
 
 impl OwnedModule {
-    /// Loads PTX text or a binary image.
+    /// Load PTX text or a binary image.
     pub(crate) fn new(driver: Arc<dyn Driver>, image: &[u8]) -> Result<Self> {
         let handle = driver.module_load(image)?;
         Ok(Self { driver, handle })
     }
 
-    /// Its driver.
+    /// Return its driver.
     pub(crate) fn driver(&self) -> &Arc<dyn Driver> {
         &self.driver
     }
 
-    /// A kernel by name.
+    /// Return a kernel by name.
     pub(crate) fn function(&self, name: &str) -> Result<FunctionHandle> {
         // SAFETY: the module is loaded as long as `self`.
         unsafe { self.driver.module_function(self.handle, name) }
@@ -155,7 +155,7 @@ pub(crate) struct OwnedStream {
 }
 
 impl OwnedStream {
-    /// Creates a stream.
+    /// Create a stream.
     pub(crate) fn new(driver: Arc<dyn Driver>) -> Result<Self> {
         let handle = driver.stream_create()?;
         Ok(Self {
@@ -165,7 +165,7 @@ impl OwnedStream {
         })
     }
 
-    /// Uses a stream of somebody else. Only [`crate::Stream::from_raw`] calls this, whose caller
+    /// Use a stream of somebody else. Only [`crate::Stream::from_raw`] calls this, whose caller
     /// promises that the stream outlives the result.
     pub(crate) fn borrowed(driver: Arc<dyn Driver>, handle: StreamHandle) -> Self {
         Self {
@@ -175,66 +175,66 @@ impl OwnedStream {
         }
     }
 
-    /// Its driver.
+    /// Return its driver.
     pub(crate) fn driver(&self) -> &Arc<dyn Driver> {
         &self.driver
     }
 
-    /// The raw stream.
+    /// Return the raw stream.
     pub(crate) fn handle(&self) -> StreamHandle {
         self.handle
     }
 
-    /// Whether somebody else destroys it.
+    /// Return whether somebody else destroys it.
     pub(crate) fn is_borrowed(&self) -> bool {
         self.borrowed
     }
 
-    /// Waits for all work on it.
+    /// Wait for all work on it.
     pub(crate) fn synchronize(&self) -> Result<()> {
         // SAFETY: the stream is live as long as `self`.
         unsafe { self.driver.stream_synchronize(self.handle) }
     }
 
-    /// Whether all work on it has finished.
+    /// Return whether all work on it has finished.
     pub(crate) fn query(&self) -> Result<bool> {
         // SAFETY: the stream is live as long as `self`.
         unsafe { self.driver.stream_query(self.handle) }
     }
 
-    /// Enqueues one operation; the caller retains what it names.
+    /// Enqueue one operation; the caller retains what it names.
     pub(crate) fn enqueue(&self, work: &WorkSpec) -> Result<()> {
         // SAFETY: the stream is live as long as `self`; `Work` holds what its spec names, and
         // `Stream::enqueue` retains it until the stream has passed or the capture's template dies.
         unsafe { self.driver.stream_enqueue(self.handle, work) }
     }
 
-    /// Makes later work wait for the event.
+    /// Make later work wait for the event.
     pub(crate) fn wait_event(&self, event: &OwnedEvent) -> Result<()> {
         // SAFETY: both are live as long as their owners, and of one driver (`Stream::wait`).
         unsafe { self.driver.stream_wait_event(self.handle, event.handle) }
     }
 
-    /// Begins a capture.
+    /// Begin a capture.
     pub(crate) fn begin_capture(&self, mode: CaptureMode) -> Result<()> {
         // SAFETY: the stream is live as long as `self`.
         unsafe { self.driver.stream_begin_capture(self.handle, mode) }
     }
 
-    /// Ends a capture.
+    /// End a capture.
     pub(crate) fn end_capture(&self) -> Result<OwnedGraph> {
         // SAFETY: the stream is live as long as `self`.
         let handle = unsafe { self.driver.stream_end_capture(self.handle) }?;
         Ok(OwnedGraph::made(&self.driver, handle))
     }
 
-    /// Whether it captures.
+    /// Return whether it captures.
     pub(crate) fn capture_status(&self) -> Result<CaptureStatus> {
         // SAFETY: the stream is live as long as `self`.
         unsafe { self.driver.stream_capture_status(self.handle) }
     }
 
-    /// What it captures.
+    /// Return what it captures.
     pub(crate) fn capture_info(&self) -> Result<Option<CaptureInfo>> {
         // SAFETY: the stream is live as long as `self`.
         unsafe { self.driver.stream_capture_info(self.handle) }
@@ -261,35 +261,35 @@ pub(crate) struct OwnedEvent {
 }
 
 impl OwnedEvent {
-    /// Creates an event.
+    /// Create an event.
     pub(crate) fn new(driver: Arc<dyn Driver>) -> Result<Self> {
         let handle = driver.event_create()?;
         Ok(Self { driver, handle })
     }
 
-    /// Its driver.
+    /// Return its driver.
     pub(crate) fn driver(&self) -> &Arc<dyn Driver> {
         &self.driver
     }
 
-    /// The raw event.
+    /// Return the raw event.
     pub(crate) fn handle(&self) -> EventHandle {
         self.handle
     }
 
-    /// Records it on a stream of the same driver.
+    /// Record it on a stream of the same driver.
     pub(crate) fn record(&self, stream: &OwnedStream) -> Result<()> {
         // SAFETY: both are live as long as their owners, and of one driver (`Stream::record`).
         unsafe { self.driver.event_record(self.handle, stream.handle) }
     }
 
-    /// Whether the work before the last record has finished.
+    /// Return whether the work before the last record has finished.
     pub(crate) fn query(&self) -> Result<bool> {
         // SAFETY: the event is live as long as `self`.
         unsafe { self.driver.event_query(self.handle) }
     }
 
-    /// Waits until the work before the last record has finished.
+    /// Wait until the work before the last record has finished.
     pub(crate) fn synchronize(&self) -> Result<()> {
         // SAFETY: the event is live as long as `self`.
         unsafe { self.driver.event_synchronize(self.handle) }
@@ -314,7 +314,7 @@ pub(crate) struct OwnedGraph {
 }
 
 impl OwnedGraph {
-    /// Creates an empty graph.
+    /// Create an empty graph.
     pub(crate) fn new(driver: &Arc<dyn Driver>) -> Result<Self> {
         Ok(Self::made(driver, driver.graph_create()?))
     }
@@ -325,7 +325,7 @@ impl OwnedGraph {
         graph
     }
 
-    /// Uses a graph of somebody else, for [`crate::Template::from_raw`] and [`crate::Tracker::new_nodes`],
+    /// Use a graph of somebody else, for [`crate::Template::from_raw`] and [`crate::Tracker::new_nodes`],
     /// whose callers promise that it outlives the result, and that of a [`crate::Capture`] just begun.
     pub(crate) fn borrowed(driver: Arc<dyn Driver>, handle: GraphHandle) -> Self {
         Self {
@@ -335,67 +335,67 @@ impl OwnedGraph {
         }
     }
 
-    /// The raw graph.
+    /// Return the raw graph.
     pub(crate) fn handle(&self) -> GraphHandle {
         self.handle
     }
 
-    /// A copy.
+    /// Return a copy.
     pub(crate) fn duplicate(&self) -> Result<Self> {
         // SAFETY: the graph is live as long as `self`.
         let handle = unsafe { self.driver.graph_clone(self.handle) }?;
         Ok(Self::made(&self.driver, handle))
     }
 
-    /// Adds a node; the caller retains what it names and has checked `after`.
+    /// Add a node; the caller retains what it names and has checked `after`.
     pub(crate) fn add_node(&self, after: &[NodeHandle], spec: &NodeSpec) -> Result<NodeHandle> {
         // SAFETY: the graph is live as long as `self`; `Template` checks that `after` are its
         // nodes and retains what `spec` names. `Capture` names nothing.
         unsafe { self.driver.graph_add_node(self.handle, after, spec) }
     }
 
-    /// Adds an edge between nodes that the caller has checked.
+    /// Add an edge between nodes that the caller has checked.
     pub(crate) fn add_edge(&self, from: NodeHandle, to: NodeHandle) -> Result<()> {
         // SAFETY: the graph is live as long as `self`, and `Template` checks the nodes.
         unsafe { self.driver.graph_add_edge(self.handle, from, to) }
     }
 
-    /// Takes an edge away between nodes that the caller has checked.
+    /// Take an edge away between nodes that the caller has checked.
     pub(crate) fn remove_edge(&self, edge: EdgeSpec<NodeHandle>) -> Result<()> {
         // SAFETY: the graph is live as long as `self`, and `Template` checks the nodes.
         unsafe { self.driver.graph_remove_edge(self.handle, edge) }
     }
 
-    /// Removes a node that the caller has checked.
+    /// Remove a node that the caller has checked.
     pub(crate) fn remove_node(&self, node: NodeHandle) -> Result<()> {
         // SAFETY: `Template` checks that the node is one of this live graph.
         unsafe { self.driver.graph_remove_node(node) }
     }
 
-    /// Its nodes.
+    /// Return its nodes.
     pub(crate) fn nodes(&self) -> Result<Vec<NodeHandle>> {
         // SAFETY: the graph is live as long as `self`.
         unsafe { self.driver.graph_nodes(self.handle) }
     }
 
-    /// Its edges.
+    /// Return its edges.
     pub(crate) fn edges(&self) -> Result<Vec<EdgeSpec<NodeHandle>>> {
         // SAFETY: the graph is live as long as `self`.
         unsafe { self.driver.graph_edges(self.handle) }
     }
 
-    /// What one of its nodes does; the caller has checked the node.
+    /// Return what one of its nodes does; the caller has checked the node.
     pub(crate) fn detail(&self, node: NodeHandle) -> Result<NodeDetail> {
         // SAFETY: `Template` checks that the node is one of this live graph.
         unsafe { self.driver.node_detail(node) }
     }
 
-    /// The graph of a child node, which lives as long as `self`.
+    /// Return the graph of a child node, which lives as long as `self`.
     pub(crate) fn child(&self, handle: GraphHandle) -> Self {
         Self::borrowed(Arc::clone(&self.driver), handle)
     }
 
-    /// Makes an exec.
+    /// Make an exec.
     pub(crate) fn instantiate(
         &self,
         flags: InstantiateFlags,
@@ -428,18 +428,18 @@ pub(crate) struct OwnedExec {
 }
 
 impl OwnedExec {
-    /// The raw exec.
+    /// Return the raw exec.
     pub(crate) fn handle(&self) -> ExecHandle {
         self.handle
     }
 
-    /// Sends it to the device.
+    /// Send it to the device.
     pub(crate) fn upload(&self, stream: &OwnedStream) -> Result<()> {
         // SAFETY: both are live as long as their owners, and of one driver (`Exec::upload`).
         unsafe { self.driver.exec_upload(self.handle, stream.handle) }
     }
 
-    /// Enqueues one replay; the caller retains this owner and what the nodes name.
+    /// Enqueue one replay; the caller retains this owner and what the nodes name.
     #[inline]
     pub(crate) fn launch(&self, stream: &OwnedStream) -> Result<()> {
         // SAFETY: both are live as long as their owners, and of one driver (`Exec::replay`); `Exec`
@@ -447,21 +447,21 @@ impl OwnedExec {
         unsafe { self.driver.exec_launch(self.handle, stream.handle) }
     }
 
-    /// Takes over the parameters of a graph; the caller retains what they name.
+    /// Take over the parameters of a graph; the caller retains what they name.
     pub(crate) fn update(&self, graph: &OwnedGraph) -> Result<(), UpdateFailure> {
         // SAFETY: both are live as long as their owners; `Exec::update` retains what the
         // template's nodes name.
         unsafe { self.driver.exec_update(self.handle, graph.handle) }
     }
 
-    /// Changes what a node does; the caller retains what `work` names and holds the node's graph.
+    /// Change what a node does; the caller retains what `work` names and holds the node's graph.
     pub(crate) fn set_work(&self, node: NodeHandle, work: &WorkSpec) -> Result<()> {
         // SAFETY: `Exec` calls this from `Template::with_node`, and `Bound` as for `set_parameter`, so
         // `node` is one of a live graph; both retain what `work` names, as far as not promised there.
         unsafe { self.driver.exec_set_work(self.handle, node, work) }
     }
 
-    /// Changes a kernel node's grid and block and its one argument, as `transfer::Bound` does.
+    /// Change a kernel node's grid and block and its one argument, as `transfer::Bound` does.
     #[inline]
     pub(crate) fn set_parameter(
         &self,
@@ -476,13 +476,13 @@ impl OwnedExec {
         unsafe { driver.exec_set_parameter(exec, node, function, extents, bytes) }
     }
 
-    /// Switches a node on or off; the caller holds the node's graph.
+    /// Switch a node on or off; the caller holds the node's graph.
     pub(crate) fn set_enabled(&self, node: NodeHandle, enabled: bool) -> Result<()> {
         // SAFETY: `Exec` calls this from `Template::with_node`, so `node` is one of a live graph.
         unsafe { self.driver.exec_set_enabled(self.handle, node, enabled) }
     }
 
-    /// Whether a node is on; the caller holds the node's graph.
+    /// Return whether a node is on; the caller holds the node's graph.
     pub(crate) fn is_enabled(&self, node: NodeHandle) -> Result<bool> {
         // SAFETY: `Exec` calls this from `Template::with_node`, so `node` is one of a live graph.
         unsafe { self.driver.exec_is_enabled(self.handle, node) }

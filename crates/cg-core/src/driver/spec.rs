@@ -1,4 +1,4 @@
-//! What a driver is told to do: plain values, the same for a stream, a node and an exec update.
+//! Work for a driver: plain values, the same for a stream, a node and an exec update.
 
 use std::fmt;
 use std::sync::Arc;
@@ -55,29 +55,29 @@ pub enum WorkSpec {
     },
     /// A copy of `bytes` from `src` to `dst`.
     Memcpy {
-        /// Where to.
+        /// Destination.
         dst: Address,
-        /// Where from.
+        /// Source.
         src: Address,
-        /// How much.
+        /// Number of bytes.
         bytes: u64,
     },
     /// `count` elements of `element_bytes` (1, 2 or 4) set to the low bytes of `value`.
     Memset {
-        /// Where.
+        /// Destination.
         dst: Address,
         /// The value.
         value: u32,
         /// Size of an element.
         element_bytes: u8,
-        /// How many elements.
+        /// Number of elements.
         count: u64,
     },
     /// A call of a host function.
     Host(Arc<HostFunction>),
 }
 
-/// What a node of a graph does.
+/// The operation of a node.
 #[derive(Debug, Clone)]
 pub enum NodeSpec {
     /// One operation.
@@ -92,7 +92,7 @@ pub enum NodeSpec {
     Child(GraphHandle),
 }
 
-/// What is known of a node.
+/// Properties of a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NodeDetail {
     /// A kernel node.
@@ -108,29 +108,29 @@ pub enum NodeDetail {
     },
     /// A memcpy node.
     Memcpy {
-        /// Where to; zero for an array, which has no addresses.
+        /// Destination; zero for an array, which has no addresses.
         dst: Address,
-        /// Where from; zero for an array.
+        /// Source; zero for an array.
         src: Address,
-        /// How much.
+        /// Number of bytes.
         bytes: u64,
     },
     /// A memset node.
     Memset {
-        /// Where.
+        /// Destination.
         dst: Address,
         /// The value.
         value: u32,
         /// Size of an element.
         element_bytes: u8,
-        /// How many elements.
+        /// Number of elements.
         count: u64,
     },
     /// A host node.
     Host {
         /// The address of the function that the driver calls.
         function: u64,
-        /// What the function is called with.
+        /// The argument of the function.
         data: u64,
     },
     /// An event-record node.
@@ -147,9 +147,9 @@ pub enum NodeDetail {
     ExternalWait,
     /// A node that allocates memory.
     MemAlloc {
-        /// Where the memory is in every replay.
+        /// Address of the memory in every replay.
         address: Address,
-        /// How much.
+        /// Number of bytes.
         bytes: u64,
     },
     /// A node that frees what another node allocated.
@@ -161,7 +161,7 @@ pub enum NodeDetail {
     BatchMemOp,
     /// A node that runs one of its graphs, none, or one again and again.
     Conditional {
-        /// Which rule it follows, where the driver can tell (CUDA 13.2).
+        /// The rule that it follows, where the driver can tell (CUDA 13.2).
         condition: Option<Condition>,
         /// The graphs it chooses from; empty where the driver cannot tell.
         bodies: Vec<GraphHandle>,
@@ -171,7 +171,7 @@ pub enum NodeDetail {
 }
 
 impl NodeDetail {
-    /// The graphs that belong to the node.
+    /// Return the graphs that belong to the node.
     #[must_use]
     pub fn bodies(&self) -> &[GraphHandle] {
         match self {
@@ -182,7 +182,7 @@ impl NodeDetail {
     }
 }
 
-/// Which rule a conditional node follows.
+/// The rule of a conditional node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Condition {
@@ -207,7 +207,7 @@ pub struct NodeIds {
     pub tools: u64,
 }
 
-/// How an edge orders its two nodes.
+/// The way in which an edge orders its two nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum EdgeKind {
@@ -252,6 +252,6 @@ pub struct EdgeSpec<N> {
     pub from_port: u8,
     /// The incoming port of `to`.
     pub to_port: u8,
-    /// How it orders.
+    /// The kind of order.
     pub kind: EdgeKind,
 }

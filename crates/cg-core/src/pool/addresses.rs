@@ -1,65 +1,19 @@
-//! Where segments lie: in ranges of addresses that are the same in every process, if they are free.
+//! Places of segments: in ranges of addresses that are the same in every process, if they are free.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::FreeList;
+use crate::base_addresses::{Base, BaseAddresses};
 use crate::driver::Driver;
 use crate::driver::handle::Address;
 use crate::driver::owned::pages::OwnedRange;
 use crate::error::{Error, Result};
-
-/// Where the pools of the first device lie. Programs, libraries and heaps of a process lie elsewhere.
-const FIRST_BASE: u64 = 0x6000_0000_0000;
-/// Addresses for the pools of one device.
-const WINDOW: u64 = 1 << 40;
-
-/// The addresses that the pools of one device ask for: in the same order, the same ones.
-pub(crate) struct Bases {
-    start: u64,
-    free: Mutex<FreeList>,
-}
-
-impl Bases {
-    /// Those of a device, by its number.
-    pub(crate) fn new(ordinal: u32) -> Self {
-        Self {
-            start: FIRST_BASE + u64::from(ordinal) * WINDOW,
-            free: Mutex::new(FreeList::new(WINDOW)),
-        }
-    }
-
-    fn free(&self) -> MutexGuard<'_, FreeList> {
-        self.free.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn take(self: &Arc<Self>, bytes: u64) -> Option<Base> {
-        let offset = self.free().take(bytes)?;
-        Some(Base {
-            bases: Arc::clone(self),
-            offset,
-            bytes,
-        })
-    }
-}
-
-/// Addresses that no other pool asks for.
-struct Base {
-    bases: Arc<Bases>,
-    offset: u64,
-    bytes: u64,
-}
-
-impl Drop for Base {
-    fn drop(&mut self) {
-        self.bases.free().give(self.offset, self.bytes);
-    }
-}
+use crate::free_list::FreeList;
 
 /// The ranges of one pool.
 pub(super) struct Addresses {
     driver: Arc<dyn Driver>,
-    bases: Arc<Bases>,
-    /// Where the first range is to be, if somebody has chosen.
+    bases: Arc<BaseAddresses>,
+    /// Address of the first range, if somebody has chosen.
     base: Option<Address>,
     range_bytes: u64,
     reserved: Mutex<Reserved>,
@@ -90,7 +44,7 @@ pub(super) struct Place {
 impl Addresses {
     pub(super) fn new(
         driver: &Arc<dyn Driver>,
-        bases: &Arc<Bases>,
+        bases: &Arc<BaseAddresses>,
         base: Option<Address>,
         range_bytes: u64,
     ) -> Self {
@@ -107,7 +61,7 @@ impl Addresses {
         &self.driver
     }
 
-    /// What the bytes of a segment are a multiple of.
+    /// Return what the bytes of a segment are a multiple of.
     pub(super) fn granularity(&self) -> Result<u64> {
         let mut reserved = self.reserved();
         if let Some(known) = reserved.granularity {
@@ -127,7 +81,7 @@ impl Addresses {
             .collect()
     }
 
-    /// Takes addresses from the first range that has room, or from a new one. `bytes` is a multiple
+    /// Take addresses from the first range that has room, or from a new one. `bytes` is a multiple
     /// of the granularity.
     pub(super) fn take(self: &Arc<Self>, bytes: u64) -> Result<Place> {
         let granularity = self.granularity()?;
@@ -173,8 +127,8 @@ impl Addresses {
             (Some(_), Some(last)) => (last.owned.address().offset(last.owned.bytes()), None),
             (None, _) => {
                 let base = self.bases.take(size);
-                let hint = base.as_ref().map(|base| self.bases.start + base.offset);
-                (Address(hint.unwrap_or_default()), base)
+                let hint = base.as_ref().map_or(Address(0), Base::address);
+                (hint, base)
             }
         };
         let owned = OwnedRange::new(Arc::clone(&self.driver), size, hint)?;

@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::gate::Gate;
+use super::Shared;
 use super::segment::Backing;
-use super::{FreeList, Shared};
 use crate::driver::handle::{Address, StreamHandle};
+use crate::free_list::FreeList;
 
-/// What a pool's lock guards.
+/// The segments and the blocks of a pool, which its lock guards.
 #[derive(Default)]
 pub(super) struct Book {
     /// By address.
@@ -37,11 +37,11 @@ pub(super) struct Segment {
     /// A number that no other segment or block of the pool has, also where one was before.
     pub(super) number: u64,
     pub(super) usage: Usage,
-    /// How often a block was taken from it.
+    /// Number of times a block was taken from it.
     pub(super) taken: u64,
 }
 
-/// Who has a segment.
+/// The user of a segment.
 pub(super) enum Usage {
     /// Blocks for one stream.
     Blocks {
@@ -52,7 +52,7 @@ pub(super) enum Usage {
     Whole,
 }
 
-/// Where a block lies.
+/// The place of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Placed {
     pub(super) segment: u64,
@@ -66,7 +66,7 @@ pub(super) struct Placed {
 }
 
 impl Segment {
-    /// How many bytes are in use.
+    /// Return how many bytes are in use.
     pub(super) fn in_use(&self) -> u64 {
         match &self.usage {
             Usage::Blocks { free, .. } => free.bytes() - free.free_bytes(),
@@ -81,7 +81,7 @@ impl Segment {
 }
 
 impl Book {
-    /// Takes a block from the best fitting free range of all segments of a stream.
+    /// Take a block from the best fitting free range of all segments of a stream.
     pub(super) fn take(&mut self, stream: StreamHandle, bytes: u64, size: u64) -> Option<u64> {
         let fitting = self.segments.iter_mut().filter_map(|(base, segment)| {
             let number = segment.number;
@@ -106,7 +106,7 @@ impl Book {
         Some(block)
     }
 
-    /// Takes exactly the bytes of a block that was given back; false if they are not free.
+    /// Take exactly the bytes of a block that was given back; false if they are not free.
     pub(super) fn retake(&mut self, block: u64, placed: Placed) -> bool {
         let segment = self.segments.get_mut(&placed.segment);
         let taken = match segment {
@@ -123,7 +123,7 @@ impl Book {
         taken
     }
 
-    /// Adds a segment.
+    /// Add a segment.
     pub(super) fn add(&mut self, backing: Arc<Backing>, usage: Usage) {
         let (number, address) = (self.fresh(), backing.address().0);
         if let Usage::Whole = usage {
@@ -138,7 +138,7 @@ impl Book {
         self.segments.insert(address, segment);
     }
 
-    /// Takes a whole segment away from its owner; false if none starts there.
+    /// Take a whole segment away from its owner; false if none starts there.
     pub(super) fn release(&mut self, address: Address) -> bool {
         let is_whole = |segment: &Segment| matches!(segment.usage, Usage::Whole);
         if !self.segments.get(&address.0).is_some_and(is_whole) {
@@ -156,7 +156,7 @@ impl Book {
         true
     }
 
-    /// What was released until now; see [`Self::passed`].
+    /// Return what was released until now; see [`Self::passed`].
     pub(super) fn released(&self) -> u64 {
         self.next
     }
@@ -167,7 +167,7 @@ impl Book {
         seen.for_each(|one| one.passed = true);
     }
 
-    /// The segments in which nothing is in use, by address, and how often each was used.
+    /// Return the segments in which nothing is in use, by address, and how often each was used.
     pub(super) fn free(&self) -> BTreeMap<u64, (u64, u64)> {
         let free = self
             .segments
@@ -236,12 +236,6 @@ impl Book {
 pub(super) struct Block {
     pub(super) pool: Arc<Shared>,
     pub(super) number: u64,
-}
-
-impl Block {
-    pub(super) fn gate(&self) -> &Arc<Gate> {
-        &self.pool.gate
-    }
 }
 
 impl Drop for Block {

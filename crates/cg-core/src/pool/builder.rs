@@ -4,10 +4,10 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use super::addresses::Addresses;
-use super::gate::Gate;
-use super::{Pool, PoolId, Shared};
+use super::{Pool, Shared};
 use crate::device::Device;
 use crate::driver::handle::Address;
+use crate::gate::{Gate, PoolId};
 
 /// Addresses that a pool reserves at once. They cost no memory.
 const RANGE_BYTES: u64 = 64 << 30;
@@ -31,14 +31,14 @@ impl PoolBuilder {
         }
     }
 
-    /// The most bytes that its segments may have together. Default: what the device has.
+    /// Set the most bytes that its segments may have together. Default: what the device has.
     #[must_use]
     pub fn limit(mut self, bytes: u64) -> Self {
         self.limit = Some(bytes);
         self
     }
 
-    /// Where its addresses are to start; if they are not free there, the driver chooses. Default: a
+    /// Set where its addresses are to start; if they are not free there, the driver chooses. Default: a
     /// base of its own, the same in every process whose pools get their first segments in the same
     /// order. Each device has 1 TiB for that; pools beyond it lie where the driver likes.
     #[must_use]
@@ -47,7 +47,7 @@ impl PoolBuilder {
         self
     }
 
-    /// How many addresses it reserves at once; they cost no memory. Default 64 GiB. When they are
+    /// Set how many addresses it reserves at once; they cost no memory. Default 64 GiB. When they are
     /// used up, another range follows.
     #[must_use]
     pub fn range_bytes(mut self, bytes: u64) -> Self {
@@ -55,7 +55,7 @@ impl PoolBuilder {
         self
     }
 
-    /// The pool, which is empty. Addresses are reserved with its first segment.
+    /// Return the pool, which is empty. Addresses are reserved with its first segment.
     #[must_use]
     pub fn build(self) -> Pool {
         static NEXT: AtomicU64 = AtomicU64::new(1);

@@ -8,7 +8,7 @@ use super::blocks::{Block, Book, Placed};
 use crate::error::{Error, Result};
 use crate::memory::Memory;
 
-/// Which blocks of a pool were in use at one time, for [`Pool::restore`]. It keeps nothing alive.
+/// The blocks of a pool that were in use at one time, for [`Pool::restore`]. It keeps nothing alive.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Checkpoint {
     pool: u64,
@@ -16,7 +16,7 @@ pub struct Checkpoint {
 }
 
 impl Pool {
-    /// Notes which blocks are in use.
+    /// Note which blocks are in use.
     #[must_use]
     pub fn checkpoint(&self) -> Checkpoint {
         Checkpoint {
@@ -25,7 +25,7 @@ impl Pool {
         }
     }
 
-    /// Makes the blocks in use those of a checkpoint again: what was allocated since then must have
+    /// Make the blocks in use those of a checkpoint again: what was allocated since then must have
     /// been given back, and what was given back since then is taken again at the same place. Returns
     /// the latter in the order in which they were allocated at first; each is given back when it is
     /// dropped. Their contents are what later work has left.
@@ -61,7 +61,7 @@ impl Pool {
     }
 }
 
-/// The blocks that are to come back.
+/// Return the blocks that are to come back.
 fn check(book: &Book, checkpoint: &Checkpoint) -> Result<Vec<(u64, Placed)>> {
     let is_later = |(number, _): &(&u64, &Placed)| !checkpoint.blocks.contains_key(number);
     let later: Vec<u64> = book

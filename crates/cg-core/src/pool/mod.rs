@@ -14,8 +14,6 @@ mod addresses;
 mod blocks;
 mod builder;
 mod checkpoint;
-mod free_list;
-mod gate;
 mod pause;
 mod segment;
 mod stats;
@@ -24,23 +22,21 @@ use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-pub(crate) use addresses::Bases;
 pub use builder::PoolBuilder;
 pub use checkpoint::Checkpoint;
-pub use free_list::FreeList;
-pub(crate) use gate::{Gates, pass};
 pub use pause::Keep;
 pub use stats::{PoolStats, SegmentStats};
 
 use crate::device::Device;
 use crate::driver::handle::Address;
 use crate::error::{Error, Result};
+use crate::free_list::FreeList;
+use crate::gate::{Gate, Gated};
 use crate::memory::Memory;
 use crate::retain::Retained;
 use crate::stream::Stream;
 use addresses::Addresses;
 use blocks::{Block, Book, Leaving, Usage};
-use gate::Gate;
 use segment::Backing;
 
 /// A block starts at a multiple of this and has a multiple of this many bytes.
@@ -56,7 +52,7 @@ pub struct Pool {
     shared: Arc<Shared>,
 }
 
-/// What blocks keep alive: not the device, which itself keeps blocks of work in flight.
+/// The part of a pool that blocks keep alive: not the device, which itself keeps blocks of work in flight.
 struct Shared {
     gate: Arc<Gate>,
     addresses: Arc<Addresses>,
@@ -64,42 +60,36 @@ struct Shared {
     book: Mutex<Book>,
     /// Held while memory goes or comes.
     turn: Mutex<()>,
-    /// How many [`Hold`]s there are.
+    /// Number of [`Hold`]s.
     holds: AtomicUsize,
 }
 
-/// A pool in words.
-struct PoolId {
-    number: u64,
-    device: String,
-}
-
 impl Pool {
-    /// An empty pool.
+    /// Return an empty pool.
     #[must_use]
     pub fn new(device: &Device) -> Self {
         Self::builder(device).build()
     }
 
-    /// A builder with the defaults.
+    /// Return a builder with the defaults.
     #[must_use]
     pub fn builder(device: &Device) -> PoolBuilder {
         PoolBuilder::new(device)
     }
 
-    /// A number that no other pool of the process has.
+    /// Return a number that no other pool of the process has.
     #[must_use]
     pub fn id(&self) -> u64 {
         self.shared.gate.pool().number
     }
 
-    /// Its device.
+    /// Return its device.
     #[must_use]
     pub fn device(&self) -> &Device {
         &self.device
     }
 
-    /// A block for work on a stream. Dropping the block, and all work and templates that name it,
+    /// Return a block for work on a stream. Dropping the block, and all work and templates that name it,
     /// gives it back.
     ///
     /// # Errors
@@ -139,7 +129,7 @@ impl Pool {
         Ok(backing.memory(placed.offset, bytes, owner))
     }
 
-    /// A segment of its own, for an allocator that makes blocks of it itself; its size is rounded up
+    /// Return a segment of its own, for an allocator that makes blocks of it itself; its size is rounded up
     /// to what the device maps at once. It stays until [`Self::release_segment`], or as long as the
     /// pool.
     ///
@@ -155,7 +145,7 @@ impl Pool {
         Ok(address)
     }
 
-    /// Takes back what [`Self::allocate_segment`] gave; false if no such segment starts there. Waits
+    /// Take back what [`Self::allocate_segment`] gave; false if no such segment starts there. Waits
     /// for the device, as `cuMemFree` does.
     ///
     /// It cannot fail. While something holds [`Self::retained`], the memory stays until that is gone.
@@ -171,17 +161,16 @@ impl Pool {
         released
     }
 
-    /// What keeps the segments alive, for [`crate::Template::retain`]: a template knows addresses,
+    /// Return what keeps the segments alive, for [`crate::Template::retain`]: a template knows addresses,
     /// and blocks may come and go. Its execs cannot be replayed while the pool is paused.
     #[must_use]
     pub fn retained(&self) -> Retained {
         self.shared.holds.fetch_add(1, Ordering::AcqRel);
-        Arc::new(Hold {
-            shared: Arc::clone(&self.shared),
-        })
+        let shared = Arc::clone(&self.shared);
+        Gated::retained(&self.shared.gate, Arc::new(Hold { shared }))
     }
 
-    /// The segments: where each starts and its bytes.
+    /// Return the segments: where each starts and its bytes.
     #[must_use]
     pub fn segments(&self) -> Vec<Memory> {
         let book = self.shared.book();
@@ -193,12 +182,12 @@ impl Pool {
 }
 
 impl Shared {
-    /// Whether templates or execs know addresses of any segment.
+    /// Return whether templates or execs know addresses of any segment.
     fn is_held(&self) -> bool {
         self.holds.load(Ordering::Acquire) > 0
     }
 
-    /// Drops the released segments that nothing can touch any more.
+    /// Drop the released segments that nothing can touch any more.
     fn let_go(&self) {
         if self.is_held() {
             return;
@@ -236,15 +225,9 @@ impl Shared {
     }
 }
 
-/// What keeps a pool's segments alive, and where they are.
+/// Keeps a pool's segments alive.
 struct Hold {
     shared: Arc<Shared>,
-}
-
-impl Hold {
-    fn gate(&self) -> &Arc<Gate> {
-        &self.shared.gate
-    }
 }
 
 impl Drop for Hold {
@@ -261,15 +244,9 @@ fn check_bytes(bytes: u64) -> Result<()> {
     Ok(())
 }
 
-/// The next multiple; a number so large that there is none stays, for the driver to refuse.
+/// Return the next multiple; a number so large that there is none stays, for the driver to refuse.
 fn round_up(bytes: u64, unit: u64) -> u64 {
     bytes.checked_next_multiple_of(unit).unwrap_or(bytes)
-}
-
-impl fmt::Display for PoolId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "pool {} of {}", self.number, self.device)
-    }
 }
 
 impl fmt::Debug for Pool {

@@ -8,7 +8,7 @@ use crate::driver::is_exiting;
 use crate::driver::owned::pages;
 use crate::error::{Error, Result};
 
-/// What a pause does with the contents of a pool.
+/// The treatment of the contents of a pool in a pause.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Keep {
     /// They are lost: after [`Pool::resume`] the memory holds anything.
@@ -18,7 +18,7 @@ pub enum Keep {
 }
 
 impl Pool {
-    /// Gives back the segments that are wholly free; how many bytes that were. Waits for the device.
+    /// Give back the segments that are wholly free; how many bytes that were. Waits for the device.
     ///
     /// None is given back while something was given [`Pool::retained`]: templates and execs know
     /// addresses of any segment. A segment that a [`Pool::segments`] is held of also stays.
@@ -58,7 +58,7 @@ impl Pool {
         Ok(before.saturating_sub(self.shared.book().mapped()))
     }
 
-    /// Gives all memory back and keeps the addresses: graphs and blocks stay valid, and
+    /// Give all memory back and keep the addresses: graphs and blocks stay valid, and
     /// [`Self::resume`] maps memory there again. Until then, replays of execs that know the pool, work
     /// on its blocks, reading, writing and allocating are refused with [`Error::Paused`]. Blocks can
     /// be dropped.
@@ -87,7 +87,7 @@ impl Pool {
         left
     }
 
-    /// Maps memory at the addresses of a paused pool, and copies kept contents back.
+    /// Map memory at the addresses of a paused pool, and copy kept contents back.
     ///
     /// # Errors
     /// [`Error::Invalid`] unless it is paused. [`Error::OutOfMemory`] and what else the driver
@@ -111,13 +111,13 @@ impl Pool {
         Ok(())
     }
 
-    /// Whether it is paused: it has addresses and no memory.
+    /// Return whether it is paused: it has addresses and no memory.
     #[must_use]
     pub fn is_paused(&self) -> bool {
         self.shared.gate.is_closed()
     }
 
-    /// Tries again to give back segments that [`Self::release_segment`] could not give back at once;
+    /// Try again to give back segments that [`Self::release_segment`] could not give back at once;
     /// how many bytes still wait. Drops nothing else, so that it can be called with any lock held.
     #[expect(clippy::must_use_candidate, reason = "called for what it gives back")]
     pub fn settle(&self) -> u64 {
@@ -176,7 +176,7 @@ impl Pool {
         backings
     }
 
-    /// Keeps others from pausing, resuming and trimming.
+    /// Keep others from pausing, resuming and trimming.
     fn turn(&self) -> MutexGuard<'_, ()> {
         let turn = self.shared.turn.lock();
         turn.unwrap_or_else(PoisonError::into_inner)

@@ -3,10 +3,10 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::addresses::{Addresses, Place};
-use super::gate::Gate;
 use crate::driver::handle::Address;
 use crate::driver::owned::pages::{OwnedPage, PinnedCopy};
 use crate::error::Result;
+use crate::gate::{Gate, Gated};
 use crate::memory::Memory;
 use crate::retain::Retained;
 
@@ -37,7 +37,7 @@ pub(super) struct Mapped {
 }
 
 impl Backing {
-    /// Takes addresses and maps memory there.
+    /// Take addresses and map memory there.
     pub(super) fn new(addresses: &Arc<Addresses>, gate: &Arc<Gate>, bytes: u64) -> Result<Self> {
         let place = Arc::new(addresses.take(bytes)?);
         let mapped = Mapped::new(&[Arc::clone(&place)])?;
@@ -49,10 +49,6 @@ impl Backing {
         })
     }
 
-    pub(super) fn gate(&self) -> &Arc<Gate> {
-        &self.gate
-    }
-
     pub(super) fn address(&self) -> Address {
         self.place.address()
     }
@@ -61,7 +57,7 @@ impl Backing {
         self.place.bytes()
     }
 
-    /// Its page; none if the memory is away.
+    /// Return its page; none if the memory is away.
     pub(super) fn mapped(&self) -> Option<Arc<Mapped>> {
         match &*self.physical() {
             Physical::Mapped(mapped) => Some(Arc::clone(mapped)),
@@ -77,33 +73,34 @@ impl Backing {
         }
     }
 
-    /// A part of it, kept alive by `owner`.
+    /// Return a part of it, kept alive by `owner`.
     pub(super) fn memory(&self, offset: u64, bytes: u64, owner: Retained) -> Memory {
         let address = self.address().offset(offset);
+        let owner = Gated::retained(&self.gate, owner);
         Memory::owned_by(self.addresses.driver(), address, bytes, owner)
     }
 
-    /// A copy of the contents; none if the memory is away.
+    /// Return a copy of the contents; none if the memory is away.
     pub(super) fn copy(&self) -> Result<Option<PinnedCopy>> {
         let mapped = self.mapped();
         let copy = mapped.map(|mapped| PinnedCopy::of(&mapped.page, self.address(), self.bytes()));
         copy.transpose()
     }
 
-    /// Gives the memory back, and keeps a copy of what it held.
+    /// Give the memory back, and keep a copy of what it held.
     pub(super) fn leave(&self, copy: Option<PinnedCopy>) {
         let before = std::mem::replace(&mut *self.physical(), Physical::Away(copy));
         // Here the driver is called, with the lock open.
         drop(before);
     }
 
-    /// Takes the memory that [`replacements`] made.
+    /// Take the memory that [`replacements`] made.
     pub(super) fn come_back(&self, mapped: Arc<Mapped>) {
         let before = std::mem::replace(&mut *self.physical(), Physical::Mapped(mapped));
         drop(before);
     }
 
-    /// Copies kept contents to the memory that is to replace it.
+    /// Copy kept contents to the memory that is to replace it.
     fn restore(&self, mapped: &Mapped) -> Result<()> {
         match &*self.physical() {
             Physical::Away(Some(copy)) => copy.restore(&mapped.page, self.address()),
@@ -117,7 +114,7 @@ impl Backing {
 }
 
 impl Mapped {
-    /// New memory behind places that follow each other.
+    /// Make new memory behind places that follow each other.
     fn new(places: &[Arc<Place>]) -> Result<Self> {
         let first = &places[0];
         let bytes = places.iter().map(|place| place.bytes()).sum();
@@ -132,7 +129,7 @@ impl Mapped {
     }
 }
 
-/// New memory for segments whose own is away, with what was kept of the contents; `backings` are in
+/// Make new memory for segments whose own is away, with what was kept of the contents; `backings` are in
 /// the order of their addresses.
 pub(super) fn replacements(backings: &[Arc<Backing>]) -> Result<Vec<(Arc<Backing>, Arc<Mapped>)>> {
     let away: Vec<_> = backings
@@ -154,7 +151,7 @@ pub(super) fn replacements(backings: &[Arc<Backing>]) -> Result<Vec<(Arc<Backing
     Ok(replaced)
 }
 
-/// How many of the first segments can share a page: they follow each other in one range.
+/// Return how many of the first segments can share a page: they follow each other in one range.
 fn run_length(backings: &[&Arc<Backing>]) -> usize {
     let mut bytes = backings[0].bytes();
     let pairs = backings.windows(2).take_while(|pair| {

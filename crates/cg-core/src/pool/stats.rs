@@ -29,11 +29,11 @@ pub struct PoolStats {
 /// Bytes of one segment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SegmentStats {
-    /// Where it starts.
+    /// Start address.
     pub address: Address,
-    /// How many bytes it has.
+    /// Number of bytes.
     pub bytes: u64,
-    /// How many are in use.
+    /// Number of bytes in use.
     pub in_use: u64,
     /// The largest block that it has room for.
     pub largest_free: u64,
@@ -42,13 +42,13 @@ pub struct SegmentStats {
 }
 
 impl Pool {
-    /// The most bytes that its segments may have together; none if only the device limits them.
+    /// Return the most bytes that its segments may have together; none if only the device limits them.
     #[must_use]
     pub fn limit(&self) -> Option<u64> {
         self.shared.limit
     }
 
-    /// How many bytes it has.
+    /// Return how many bytes it has.
     #[must_use]
     pub fn stats(&self) -> PoolStats {
         let ranges = self.shared.addresses.ranges();
@@ -85,7 +85,7 @@ impl Pool {
         self.shared.book().reserved()
     }
 
-    /// The ranges of addresses that it has reserved: where each starts and its bytes.
+    /// Return the ranges of addresses that it has reserved: where each starts and its bytes.
     #[must_use]
     pub fn ranges(&self) -> Vec<(Address, u64)> {
         self.shared.addresses.ranges()

@@ -1,35 +1,30 @@
-//! [`Bound`]: what an exec's nodes of inputs or outputs do now.
+//! [`Bound`]: the inputs or the outputs of one exec.
 
 use std::sync::Arc;
 
-use super::Shared;
 use super::layout::{Parameter, THREADS};
+use super::{Destination, Shared, Sources};
 use crate::driver::handle::{Address, NodeHandle};
 use crate::driver::owned::OwnedExec;
 use crate::error::{Error, Result};
-use crate::inputs::Feed;
-use crate::outputs::{Delivery, Destination};
-use crate::template::Template;
 
 /// The inputs or the outputs of one exec, and what its nodes were last set to.
 pub(crate) struct Bound {
     shared: Arc<Shared>,
-    /// The template, from the first time on that nodes may have to be set back.
-    template: Option<Arc<Template>>,
     nodes: Vec<Setting>,
-    /// Whether a node may copy or store something.
+    /// True if a node may copy or store something.
     is_used: bool,
 }
 
 /// One kernel node of the exec.
 struct Setting {
     parameter: Parameter,
-    /// Whether the driver has this parameter.
+    /// True if the driver has this parameter.
     is_set: bool,
 }
 
 impl Bound {
-    /// Those of an exec that was made just now.
+    /// Return those of an exec that was made just now.
     pub(crate) fn new(shared: Arc<Shared>) -> Self {
         let setting = |part: &super::Part| Setting {
             parameter: part.neutral.clone(),
@@ -38,32 +33,30 @@ impl Bound {
         Self {
             nodes: shared.parts.iter().map(setting).collect(),
             shared,
-            template: None,
             is_used: false,
         }
     }
 
-    /// Whether they are these.
+    /// Return whether they are these.
     #[inline]
     pub(crate) fn is(&self, shared: &Arc<Shared>) -> bool {
         Arc::ptr_eq(&self.shared, shared)
     }
 
-    /// Makes the next launch copy and store what the feed says. Only nodes that do not do so yet
+    /// Make the next launch copy and store what the feed says. Only nodes that do not do so yet
     /// are set.
     #[inline]
-    pub(crate) fn feed(&mut self, exec: &OwnedExec, feed: &Feed<'_>) -> Result<()> {
-        self.keep(feed.inputs.template());
-        if !feed.is_checked {
-            self.check_sources(feed)?;
+    pub(crate) fn feed(&mut self, exec: &OwnedExec, from: &Sources<'_>) -> Result<()> {
+        if !from.is_checked {
+            self.check_sources(from)?;
         }
         let shared = &self.shared;
         for (part, node) in shared.parts.iter().zip(&mut self.nodes) {
-            let sources = &feed.sources[part.copies.clone()];
-            let values = &feed.values[part.stores.clone()];
+            let sources = &from.addresses[part.copies.clone()];
+            let values = &from.values[part.stores.clone()];
             let mut changes = node.parameter.set_others(sources);
             changes |= node.parameter.set_stores(values.len());
-            changes |= match feed.padding {
+            changes |= match from.padding {
                 Some(padding) => node.parameter.pad(padding, part.copies.clone()),
                 None => node.parameter.pad_nothing(),
             };
@@ -75,11 +68,10 @@ impl Bound {
         self.set(exec)
     }
 
-    /// Makes the next launch copy where the delivery says.
+    /// Make the next launch copy where the delivery says.
     #[inline]
-    pub(crate) fn deliver(&mut self, exec: &OwnedExec, delivery: &Delivery<'_>) -> Result<()> {
-        self.keep(delivery.outputs.template());
-        let (shared, to) = (&self.shared, delivery.to);
+    pub(crate) fn deliver(&mut self, exec: &OwnedExec, to: &[Destination]) -> Result<()> {
+        let shared = &self.shared;
         for (place, to) in to.iter().enumerate() {
             shared.check_destination(place, *to)?;
         }
@@ -92,30 +84,22 @@ impl Bound {
         self.set(exec)
     }
 
-    /// Keeps the template as long as nodes may have to be set back.
-    #[inline]
-    fn keep(&mut self, template: &Arc<Template>) {
-        if self.template.is_none() {
-            self.template = Some(Arc::clone(template));
-        }
-    }
-
-    /// Fails if a slot cannot be copied from its source, as far as that is not known from before.
-    fn check_sources(&self, feed: &Feed<'_>) -> Result<()> {
+    /// Fail if a slot cannot be copied from its source, as far as that is not known from before.
+    fn check_sources(&self, from: &Sources<'_>) -> Result<()> {
         for (part, node) in self.shared.parts.iter().zip(&self.nodes) {
             // Which bytes an address stands for depends on the padding, too.
-            let is_padded = feed.padding.is_some() || node.parameter.padding().is_some();
+            let is_padded = from.padding.is_some() || node.parameter.padding().is_some();
             for (i, slot) in part.copies.clone().enumerate() {
-                let source = feed.sources[slot];
+                let source = from.addresses[slot];
                 if is_padded || node.parameter.other(i) != source {
-                    self.shared.check_source(slot, source, feed)?;
+                    self.shared.check_source(slot, source, from)?;
                 }
             }
         }
         Ok(())
     }
 
-    /// Makes the next launch copy and store nothing.
+    /// Make the next launch copy and store nothing.
     #[inline]
     pub(crate) fn rest(&mut self, exec: &OwnedExec) -> Result<()> {
         if !self.is_used {
@@ -150,7 +134,7 @@ impl Bound {
         // As long as this is locked, the template has the nodes that it has now.
         let _held = (!is_set).then(|| self.shared.hold());
         if !self.shared.is_live() {
-            return Err(self.removed());
+            return Err(removed());
         }
         // Also where only some of the nodes can be set.
         self.is_used |= !is_set;
@@ -165,25 +149,23 @@ impl Bound {
         }
         Ok(())
     }
+}
 
-    #[cold]
-    fn removed(&self) -> Error {
-        let template = self.template.as_ref();
-        let template = template.map_or_else(String::new, |template| format!("{template:?}"));
-        Error::Foreign {
-            object: "a node of the inputs or the outputs".to_owned(),
-            found: "no template: it was removed".to_owned(),
-            expected: template,
-        }
+#[cold]
+fn removed() -> Error {
+    Error::Foreign {
+        object: "a node of the inputs or the outputs".to_owned(),
+        found: "no template: it was removed".to_owned(),
+        expected: "the template that the exec was made from".to_owned(),
     }
 }
 
 impl Shared {
-    /// Fails if a slot cannot be copied from there.
+    /// Fail if a slot cannot be copied from there.
     #[inline]
-    fn check_source(&self, slot: usize, source: Address, feed: &Feed<'_>) -> Result<()> {
+    fn check_source(&self, slot: usize, source: Address, from: &Sources<'_>) -> Result<()> {
         let (own, whole) = self.own[slot];
-        let bytes = feed.bytes(slot, whole);
+        let bytes = from.bytes(slot, whole);
         if source == own || !self.overlaps(source, bytes) {
             return Ok(());
         }
@@ -194,7 +176,7 @@ impl Shared {
         ))
     }
 
-    /// Fails if a result cannot be copied there.
+    /// Fail if a result cannot be copied there.
     #[inline]
     fn check_destination(&self, place: usize, to: Destination) -> Result<()> {
         if to.address == self.own[place].0 || !self.overlaps(to.address, to.bytes) {

@@ -3,10 +3,9 @@
 
 use std::ops::Range;
 
-use super::Direction;
 use super::places::{COPY_WORDS, HALF, HEADER, Places, STORE_WORDS, WORD};
+use super::{Direction, Fill, Padding};
 use crate::driver::handle::Address;
-use crate::inputs::{Fill, Padding};
 
 /// Names of a kernel and size of its parameter.
 pub(super) struct Kernel {
@@ -36,7 +35,7 @@ pub(super) const KERNELS: [Kernel; 7] = [
     kernel!(2560),
     kernel!(4096),
 ];
-/// The module that declares those of a direction.
+/// Return the module that declares those of a direction.
 pub(super) const fn ptx(direction: Direction) -> &'static str {
     match direction {
         Direction::In => include_str!("inputs.ptx"),
@@ -46,17 +45,17 @@ pub(super) const fn ptx(direction: Direction) -> &'static str {
 /// Threads per block.
 pub(super) const THREADS: u32 = 256;
 
-/// How many words one node can have.
+/// Most words of one node.
 const MOST_WORDS: usize = KERNELS[KERNELS.len() - 1].words();
 // A byte counts the copies, and one the stores.
 const _: () = assert!(MOST_WORDS / STORE_WORDS <= 255);
-/// How many bits of an extent are the first block; the others are the bytes, but for the top one.
+/// Number of bits of an extent that are the first block; the others are the bytes, but for the top one.
 const BLOCK_BITS: u32 = 20;
 const FIRST_BLOCK: u64 = (1 << BLOCK_BITS) - 1;
-/// Whether the copy has rows, in the same word.
+/// True if the copy has rows, in the same word.
 const HAS_ROWS: u64 = 1 << 63;
 
-/// What one block copies at most, as long as there are blocks left.
+/// Most bytes that one block copies, as long as there are blocks left.
 const TILE: u64 = 8 << 10;
 /// Blocks of one copy at most: more would not run at once.
 const MOST_BLOCKS: u64 = 1024;
@@ -64,7 +63,7 @@ const MOST_BLOCKS: u64 = 1024;
 // Where the header has what: a byte each, and then four.
 const COPIES: usize = 0;
 const STORES: usize = 1;
-/// What [`Fill`] the rows need that sources do not have; 0 if these have all.
+/// The [`Fill`] of the rows that sources do not have; 0 if these have all.
 const FILL: usize = 2;
 const COPY_BLOCKS: usize = 4;
 const ROWS: usize = 8;
@@ -78,13 +77,13 @@ impl Kernel {
         }
     }
 
-    /// How many words for copies and stores the parameter has.
+    /// Return how many words for copies and stores the parameter has.
     const fn words(&self) -> usize {
         (self.bytes - HEADER) / WORD
     }
 }
 
-/// Which copies and which stores each node does, for that many of them.
+/// Return which copies and which stores each node does, for that many of them.
 pub(super) fn split(copies: usize, stores: usize) -> Vec<(Range<usize>, Range<usize>)> {
     let mut parts = Vec::new();
     let (mut copy, mut store) = (0, 0);
@@ -116,7 +115,7 @@ pub(super) struct Copy {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Parameter {
     bytes: Box<[u8]>,
-    /// What the bytes have of the other sides, as one piece that each replay can compare.
+    /// The other sides that the bytes have, as one piece that each replay can compare.
     others: Box<[Address]>,
 }
 
@@ -151,7 +150,7 @@ impl Parameter {
         new
     }
 
-    /// Reads what a launch was given.
+    /// Read what a launch was given.
     ///
     /// # Panics
     /// If no kernel takes that many bytes.
@@ -165,7 +164,7 @@ impl Parameter {
         new
     }
 
-    /// Which of the [`KERNELS`] takes it.
+    /// Return which of the [`KERNELS`] takes it.
     pub(super) fn kernel(&self) -> usize {
         let kernel = KERNELS.iter().position(|k| k.bytes == self.bytes.len());
         kernel.expect("the size is that of a kernel")
@@ -182,20 +181,20 @@ impl Parameter {
         (self.u32(COPY_BLOCKS) + u32::from(stores > 0)).max(1)
     }
 
-    /// Whether the stores happen.
+    /// Return whether the stores happen.
     #[inline]
     pub(super) fn set_stores(&mut self, stores: usize) -> bool {
         let stores = count(stores);
         std::mem::replace(&mut self.bytes[STORES], stores) != stores
     }
 
-    /// Lets all sources have all rows; whether some had fewer.
+    /// Let all sources have all rows; whether some had fewer.
     #[inline]
     pub(super) fn pad_nothing(&mut self) -> bool {
         std::mem::replace(&mut self.bytes[FILL], 0) != 0
     }
 
-    /// Lets the sources of these slots, which are those of the copies, have fewer rows; whether that
+    /// Let the sources of these slots, which are those of the copies, have fewer rows; whether that
     /// is a change.
     pub(super) fn pad(&mut self, padding: &Padding, slots: Range<usize>) -> bool {
         let fill = fill_number(padding.fill);
@@ -214,7 +213,7 @@ impl Parameter {
         changes
     }
 
-    /// What the rows are filled with that sources do not have, how many rows these have, and of how
+    /// Return what the rows are filled with that sources do not have, how many rows these have, and of how
     /// many; none if they have all.
     pub(super) fn padding(&self) -> Option<(Fill, u32, u32)> {
         let mut fills = [Fill::Zeros, Fill::LastRow].into_iter();
@@ -222,13 +221,13 @@ impl Parameter {
         Some((fill, self.u32(ROWS), self.u32(OF)))
     }
 
-    /// The other side of the `i`-th copy.
+    /// Return the other side of the `i`-th copy.
     #[inline]
     pub(super) fn other(&self, i: usize) -> Address {
         self.others[i]
     }
 
-    /// Changes the other side of each copy; whether one was elsewhere.
+    /// Change the other side of each copy; whether one was elsewhere.
     ///
     /// # Panics
     /// If there are more or fewer.
@@ -244,7 +243,7 @@ impl Parameter {
         true
     }
 
-    /// Changes the other side of the `i`-th copy; whether it was elsewhere.
+    /// Change the other side of the `i`-th copy; whether it was elsewhere.
     #[inline]
     pub(super) fn set_other(&mut self, i: usize, other: Address) -> bool {
         let changes = self.others[i] != other;
@@ -255,7 +254,7 @@ impl Parameter {
         changes
     }
 
-    /// Lets the `i`-th copy take so many bytes, no more than it has blocks for; whether it took others.
+    /// Let the `i`-th copy take so many bytes, no more than it has blocks for; whether it took others.
     #[inline]
     pub(super) fn set_bytes(&mut self, i: usize, bytes: u64) -> bool {
         let at = self.places().extent(i);
@@ -265,13 +264,13 @@ impl Parameter {
         before != now
     }
 
-    /// Becomes another one of the same copies and stores.
+    /// Become another one of the same copies and stores.
     pub(super) fn assign(&mut self, other: &Self) {
         self.bytes.copy_from_slice(&other.bytes);
         self.others.copy_from_slice(&other.others);
     }
 
-    /// Changes the value of the `i`-th store; whether it was another one.
+    /// Change the value of the `i`-th store; whether it was another one.
     #[inline]
     pub(super) fn set_value(&mut self, i: usize, value: u64) -> bool {
         let at = self.places().store(i) + WORD;
@@ -280,7 +279,7 @@ impl Parameter {
         changes
     }
 
-    /// The copies, in order.
+    /// Return the copies, in order.
     pub(super) fn all_copies(&self) -> Vec<Copy> {
         let extent = |i| self.u64(self.places().extent(i));
         let first_block = |i| u32::try_from(extent(i) & FIRST_BLOCK).expect("less than 32 bits");
@@ -359,7 +358,7 @@ impl Parameter {
     }
 }
 
-/// How many blocks copy so many bytes.
+/// Return how many blocks copy so many bytes.
 fn blocks_of(bytes: u64) -> u32 {
     let blocks = bytes.div_ceil(TILE).min(MOST_BLOCKS);
     u32::try_from(blocks).expect("no more than the most")

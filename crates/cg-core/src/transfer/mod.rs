@@ -1,8 +1,9 @@
-//! Nodes that copy between a template's memory and what a replay is given: what [`crate::Inputs`] and
-//! [`crate::Outputs`] have in common.
+//! Nodes that copy between a template's memory and what a replay is given: the common part of
+//! [`crate::Inputs`] and [`crate::Outputs`].
 
 mod bound;
 mod layout;
+mod padding;
 mod places;
 mod simulate;
 
@@ -15,44 +16,38 @@ use crate::driver::handle::{Address, FunctionHandle, NodeHandle};
 use crate::driver::owned::relaxed;
 use crate::driver::spec::{NodeSpec, WorkSpec};
 use crate::error::Result;
-use crate::inputs::Feed;
-use crate::outputs::Delivery;
 use crate::ranges::Ranges;
 use crate::retain::Retained;
 use crate::work::{Function, Module};
 
 pub(crate) use bound::Bound;
+pub use padding::{Fill, Padding};
+
 use layout::{KERNELS, Parameter, THREADS};
-pub(crate) use simulate::register;
 
-/// What a replay copies besides its own work: a [`Feed`] before it, a [`Delivery`] after it, or both.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Transfer<'a> {
-    pub(crate) feed: Option<&'a Feed<'a>>,
-    pub(crate) delivery: Option<&'a Delivery<'a>>,
+/// The sources and the values of one replay.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Sources<'a> {
+    /// An address for each slot.
+    pub(crate) addresses: &'a [Address],
+    /// A value for each store.
+    pub(crate) values: &'a [u64],
+    /// Sources with fewer rows than their slots.
+    pub(crate) padding: Option<&'a Padding>,
+    /// True if the caller has seen that no source conflicts.
+    pub(crate) is_checked: bool,
 }
 
-impl<'a> Transfer<'a> {
-    /// Both, as far as they are there.
-    #[must_use]
-    pub fn new(feed: Option<&'a Feed<'a>>, delivery: Option<&'a Delivery<'a>>) -> Self {
-        Self { feed, delivery }
-    }
+/// A destination for one piece of memory, and the number of bytes from its start on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Destination {
+    /// The address; that of the memory itself copies nothing.
+    pub address: Address,
+    /// No more than the memory has, and maybe none.
+    pub bytes: u64,
 }
 
-impl<'a, 'b: 'a> From<&'a Feed<'b>> for Transfer<'a> {
-    fn from(feed: &'a Feed<'b>) -> Self {
-        Self::new(Some(feed), None)
-    }
-}
-
-impl<'a, 'b: 'a> From<&'a Delivery<'b>> for Transfer<'a> {
-    fn from(delivery: &'a Delivery<'b>) -> Self {
-        Self::new(None, Some(delivery))
-    }
-}
-
-/// Where nodes copy to.
+/// The direction in which nodes copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Direction {
     /// To the template's memory.
@@ -64,15 +59,15 @@ pub(crate) enum Direction {
 /// The kernels of all nodes of a direction: a node has the smallest that does its copies and stores.
 pub(crate) type Kernels = Vec<Function>;
 
-/// What the template and its execs know of the inputs, or of the outputs.
+/// The part of inputs or outputs that the template and its execs share.
 pub(crate) struct Shared {
     parts: Vec<Part>,
     /// The template's memory, in the caller's order.
     own: Vec<(Address, u64)>,
     stores: usize,
-    /// What the other side must not lie in: for inputs what the nodes write, for outputs what they read.
+    /// Memory that the other side must not lie in: of inputs, what the nodes write; of outputs, what they read.
     ranges: Ranges,
-    /// Whether the template still has all nodes. It changes only while [`Self::in_use`] is locked.
+    /// True if the template still has all nodes. It changes only while [`Self::in_use`] is locked.
     is_live: AtomicBool,
     /// Locked while the driver uses a node.
     in_use: Mutex<()>,
@@ -115,12 +110,12 @@ impl Nodes {
         }
     }
 
-    /// What the driver is to add.
+    /// Return what the driver is to add.
     pub(crate) fn specs(&self) -> Vec<NodeSpec> {
         self.parts.iter().map(Part::spec).collect()
     }
 
-    /// What they become once the driver has added them.
+    /// Return what they become once the driver has added them.
     pub(crate) fn shared(
         mut self,
         handles: &[NodeHandle],
@@ -144,30 +139,30 @@ impl Nodes {
 }
 
 impl Shared {
-    /// The template's memory, in the caller's order.
+    /// Return the template's memory, in the caller's order.
     #[inline]
     pub(crate) fn own(&self) -> &[(Address, u64)] {
         &self.own
     }
 
-    /// How many stores there are.
+    /// Return how many stores there are.
     #[inline]
     pub(crate) fn stores(&self) -> usize {
         self.stores
     }
 
-    /// Whether so many bytes at an address lie in what the other side must not lie in.
+    /// Return whether so many bytes at an address lie in what the other side must not lie in.
     #[inline]
     pub(crate) fn overlaps(&self, address: Address, bytes: u64) -> bool {
         self.ranges.overlap(address, bytes)
     }
 
-    /// Whether one of the nodes is this one.
+    /// Return whether one of the nodes is this one.
     pub(crate) fn has(&self, node: NodeHandle) -> bool {
         self.parts.iter().any(|part| part.node == node)
     }
 
-    /// Whether the template still has the nodes.
+    /// Return whether the template still has the nodes.
     pub(crate) fn is_live(&self) -> bool {
         self.is_live.load(Ordering::Acquire)
     }
@@ -177,7 +172,7 @@ impl Shared {
         self.in_use.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes that the template has lost a node, which nobody uses.
+    /// Note that the template has lost a node, which nobody uses.
     pub(crate) fn lose(&self, _held: &MutexGuard<'_, ()>) {
         self.is_live.store(false, Ordering::Release);
     }
@@ -195,9 +190,9 @@ impl Part {
     }
 }
 
-/// The kernels of a direction.
+/// Return the kernels of a direction.
 pub(crate) fn kernels(device: &Device, direction: Direction) -> Result<Arc<Kernels>> {
-    device.kernels(direction, |device| {
+    device.load_once(KERNELS[0].name(direction), || {
         // Loading is no reason to break a capture of another thread.
         relaxed(&**device.driver(), || {
             let module = Module::load(device, layout::ptx(direction).as_bytes())?;

@@ -1,4 +1,4 @@
-//! [`Places`]: where a parameter has what of its copies and stores.
+//! [`Places`]: the offsets of copies and stores in a parameter.
 
 /// Bytes of what comes before all copies.
 pub(super) const HEADER: usize = 16;
@@ -13,22 +13,22 @@ pub(super) const STORE_WORDS: usize = 2;
 /// In parameters up to this size the lower halves of all other sides stand side by side, and then the
 /// upper ones, which hardly ever change.
 ///
-/// What a launch costs after a change goes by how far the first byte that was changed is from the last
-/// one, up to some 100 bytes: four sources of inputs among the other words took 1.2 µs more than an unchanged
+/// The cost of a launch after a change goes by the distance of the first byte that was changed from the
+/// last one, up to some 100 bytes: four sources of inputs among the other words took 1.2 µs more than an unchanged
 /// launch, their lower halves 0.6 (H100, where that took 2.3). In larger parameters that gains less than
 /// the driver takes to compare the bytes behind them, 0.8 ns each.
 const MOST_BYTES_TOGETHER: usize = 256;
 
-/// Where a parameter has what of its copies and stores, in bytes from its start.
+/// Offsets of the copies and the stores in a parameter, in bytes.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Places {
     copies: usize,
-    /// Whether the other sides stand together.
+    /// True if the other sides stand together.
     are_together: bool,
 }
 
 impl Places {
-    /// Those of a parameter of so many bytes that has so many copies.
+    /// Return those of a parameter of so many bytes that has so many copies.
     #[inline]
     pub(super) fn new(bytes: usize, copies: usize) -> Self {
         Self {
@@ -37,7 +37,7 @@ impl Places {
         }
     }
 
-    /// The lower and the upper half of the `i`-th other side.
+    /// Return the lower and the upper half of the `i`-th other side.
     #[inline]
     pub(super) fn other(self, i: usize) -> (usize, usize) {
         if self.are_together {
@@ -49,7 +49,7 @@ impl Places {
         }
     }
 
-    /// The own side of the `i`-th copy.
+    /// Return the own side of the `i`-th copy.
     #[inline]
     pub(super) fn own(self, i: usize) -> usize {
         let word = if self.are_together {
@@ -60,14 +60,14 @@ impl Places {
         HEADER + word * WORD
     }
 
-    /// The extent of the `i`-th copy.
+    /// Return the extent of the `i`-th copy.
     #[inline]
     pub(super) fn extent(self, i: usize) -> usize {
         let words = if self.are_together { 1 } else { 2 };
         self.own(i) + words * WORD
     }
 
-    /// The destination of the `i`-th store.
+    /// Return the destination of the `i`-th store.
     #[inline]
     pub(super) fn store(self, i: usize) -> usize {
         HEADER + (self.copies * COPY_WORDS + i * STORE_WORDS) * WORD

@@ -1,4 +1,4 @@
-//! Which memory a template names, and whether it is still there.
+//! Memory that a template names, still there or not.
 
 use cg_core::{Address, Args, Device, Memory, Module, NodeAddress, Stream, Template, Work};
 

@@ -1,4 +1,4 @@
-//! What a capture records.
+//! The nodes that a capture records.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};

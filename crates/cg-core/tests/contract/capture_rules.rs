@@ -1,4 +1,4 @@
-//! What breaks a capture, and with which code.
+//! Calls that break a capture, and the code of each.
 
 use std::thread;
 
@@ -41,7 +41,7 @@ const MODES: [CaptureMode; 3] = [
     CaptureMode::Relaxed,
 ];
 
-/// Finishes a capture that must be broken.
+/// Finish a capture that must be broken.
 fn assert_broken(capture: Capture) {
     let stream = capture.stream().clone();
     assert_eq!(raw::capture_status(&stream), CaptureStatus::Invalidated);
@@ -51,7 +51,7 @@ fn assert_broken(capture: Capture) {
     assert_works(&stream);
 }
 
-/// Checks that a stream can capture and run again.
+/// Check that a stream can capture and run again.
 fn assert_works(stream: &Stream) {
     assert!(!stream.is_capturing().unwrap());
     let a = poisoned(stream.device());
@@ -68,7 +68,7 @@ fn record(stream: &Stream, body: impl FnOnce() -> Result<()>) -> Result<Template
     capture.finish()
 }
 
-/// Makes the second stream part of the first one's capture.
+/// Make the second stream part of the first one's capture.
 fn fork(from: &Stream, to: &Stream) {
     let event = Event::new(from.device()).unwrap();
     from.record(&event).unwrap();

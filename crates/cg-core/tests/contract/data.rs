@@ -1,4 +1,4 @@
-//! What can be found out of templates, execs and their nodes.
+//! Properties of templates, execs and their nodes.
 
 use std::collections::HashSet;
 
@@ -156,7 +156,7 @@ fn ids_name_graphs_nodes_and_execs_where_the_driver_tells_them(device: &Device) 
     assert_eq!(tools.len(), 3);
 }
 
-/// The graph and all inside it.
+/// Return the graph and all inside it.
 fn graphs(data: &TemplateData) -> Vec<&TemplateData> {
     let bodies = data.nodes.iter().flat_map(|node| &node.bodies);
     let inner = bodies.flat_map(graphs);

@@ -25,7 +25,7 @@ on_every_driver! {
     the_execs_of_many_templates_share_what_they_take,
 }
 
-/// A template of two kernels, `y = a * x + y` and then `x = y + x`, as an exec.
+/// Return a template of two kernels, `y = a * x + y` and then `x = y + x`, as an exec.
 fn two_sums(device: &Device, a: u32, x: &Memory, y: &Memory) -> cg_core::Exec {
     let kernels = Kernels::load(device);
     let template = Template::new(device).unwrap();
@@ -34,7 +34,7 @@ fn two_sums(device: &Device, a: u32, x: &Memory, y: &Memory) -> cg_core::Exec {
     template.instantiate(InstantiateFlags::default()).unwrap()
 }
 
-/// What [`two_sums`] makes of its memory.
+/// Return what [`two_sums`] makes of its memory.
 fn after_two_sums(a: u32, x: &[u32], y: &[u32]) -> (Words, Words) {
     let y = axpy(a, x, y);
     (axpy(1, &y, x), y)
@@ -136,7 +136,7 @@ fn two_execs_run_in_turn(device: &Device) {
     assert_eq!((words(&x), words(&y)), expected);
 }
 
-/// An exec that takes long and then writes memory that nothing else keeps alive.
+/// Return an exec that takes long and then writes memory that nothing else keeps alive.
 fn slow_exec(device: &Device, result: &Memory) -> cg_core::Exec {
     let kernels = Kernels::load(device);
     let between = poisoned(device);

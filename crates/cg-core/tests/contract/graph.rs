@@ -126,7 +126,7 @@ fn a_removed_node_does_not_run(device: &Device) {
     assert_eq!(words(&a), all(random_word(1)));
 }
 
-/// Whether every call of the template refuses the node.
+/// Return whether every call of the template refuses the node.
 fn is_refused(template: &Template, node: Node, good: Node) -> bool {
     let attempts: [Result<()>; 5] = [
         template.detail(node).map(drop),

@@ -20,7 +20,7 @@ on_every_driver! {
     padding_that_does_not_fit_the_inputs_is_refused,
 }
 
-/// What a slot of `of` rows holds afterwards.
+/// Return what a slot of `of` rows holds afterwards.
 fn expected(source: &[u8], rows: usize, of: usize, fill: Fill) -> Vec<u8> {
     let row = source.len() / rows;
     let last = match fill {
@@ -37,7 +37,7 @@ fn padded(exec: &Exec, inputs: &Inputs, sources: &[Address], values: &[u64], pad
     stream.synchronize().unwrap();
 }
 
-/// A slot that holds noise.
+/// Return a slot that holds noise.
 fn slot(device: &Device, bytes: u64) -> Memory {
     let slot = Memory::new(device, bytes).unwrap();
     slot.write(&noise(bytes, bytes)).unwrap();

@@ -1,4 +1,4 @@
-//! What inputs refuse, and that a refusal changes nothing.
+//! Refusals of inputs, and that a refusal changes nothing.
 
 use std::slice::from_ref;
 use std::sync::Arc;
@@ -161,7 +161,7 @@ fn a_source_that_is_the_slot_of_any_other_is_refused(device: &Device) {
     }
 }
 
-/// Whether it succeeded; otherwise an argument was refused.
+/// Return whether it succeeded; otherwise an argument was refused.
 fn is_ok_or_invalid(result: Result<()>) -> bool {
     result.is_ok() || !is_invalid(result)
 }

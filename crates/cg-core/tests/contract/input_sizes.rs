@@ -1,4 +1,4 @@
-//! Which kernels the nodes of inputs have, and that each does all that it has room for.
+//! Kernels of the nodes of inputs, and that each does all that it has room for.
 
 use std::slice::from_ref;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ on_every_driver! {
     a_feed_after_an_update_from_inputs_of_another_kernel_copies,
 }
 
-/// The names of the kernels of the input nodes.
+/// Return the names of the kernels of the input nodes.
 fn kernels(template: &Template) -> Vec<String> {
     let detail = |node| template.detail(node).unwrap();
     let nodes = input_nodes(template).into_iter().map(detail);

@@ -1,4 +1,4 @@
-//! What inputs copy and store, when, and what they refuse.
+//! Copies, stores and refusals of inputs.
 
 use std::slice::from_ref;
 use std::sync::Arc;
@@ -59,7 +59,7 @@ fn addresses(of: &[Memory]) -> Vec<Address> {
     of.iter().map(Memory::address).collect()
 }
 
-/// A template that copies slot `a` to `b`.
+/// Return a template that copies slot `a` to `b`.
 pub(super) fn copying(device: &Device, a: &Memory, b: &Memory) -> Arc<Template> {
     let template = Arc::new(Template::new(device).unwrap());
     template.add(&Work::memcpy(b, a).unwrap(), &[]).unwrap();
@@ -74,7 +74,7 @@ pub(super) fn noise(seed: u64, bytes: u64) -> Vec<u8> {
     noise
 }
 
-/// Slices of `bytes` bytes of one memory, with a gap behind each, at a multiple of 16 plus the
+/// Return slices of `bytes` bytes of one memory, with a gap behind each, at a multiple of 16 plus the
 /// given shifts by turns.
 fn slices(within: &Memory, sizes: &[u64], shifts: &[u64]) -> Vec<Memory> {
     let mut start = 0;
@@ -374,7 +374,7 @@ fn an_update_takes_the_sources_away(device: &Device) {
     assert_eq!(words(&b), random(2));
 }
 
-/// The nodes that run the kernel of inputs.
+/// Return the nodes that run the kernel of inputs.
 pub(super) fn input_nodes(template: &Template) -> Vec<Node> {
     let mut nodes = template.nodes().unwrap();
     nodes.retain(|node| {

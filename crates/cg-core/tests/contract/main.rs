@@ -1,4 +1,4 @@
-//! What CUDA does and the simulator therefore does too: every test runs on every driver.
+//! Behaviour of CUDA, and therefore of the simulator: every test runs on every driver.
 //!
 //! The `cuda` ones need a GPU and are ignored by default, so that a run without one says how many
 //! did not run. Where there is one, `--include-ignored --test-threads=1` runs them, and
@@ -50,7 +50,7 @@ mod tracker;
 mod unsafe_calls;
 mod update;
 
-/// Runs the test in several orders of what may run in any order.
+/// Run the test in several orders of what may run in any order.
 fn on_sim(test: fn(&cg_core::Device)) {
     for seed in 0..4 {
         println!("seed {seed}");

@@ -1,4 +1,4 @@
-//! What the nodes of each kind do.
+//! The work of the nodes of each kind.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};

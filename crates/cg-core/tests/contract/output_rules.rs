@@ -1,4 +1,4 @@
-//! What outputs refuse, and that a refusal changes nothing.
+//! Refusals of outputs, and that a refusal changes nothing.
 
 use std::slice::from_ref;
 use std::sync::Arc;

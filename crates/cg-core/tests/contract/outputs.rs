@@ -1,4 +1,4 @@
-//! What outputs copy, when, and that a replay without a delivery copies nothing.
+//! Copies of outputs, and that a replay without a delivery copies nothing.
 
 use std::slice::from_ref;
 use std::sync::Arc;
@@ -39,12 +39,12 @@ on_every_driver! {
 /// More than the kernel copies.
 pub(super) const LARGE: u64 = (4 << 20) + 1;
 
-/// All bytes of some memory.
+/// Return all bytes of some memory.
 pub(super) fn whole(memory: &Memory) -> Destination {
     first(memory, memory.bytes())
 }
 
-/// The first bytes of some memory.
+/// Return the first bytes of some memory.
 pub(super) fn first(memory: &Memory, bytes: u64) -> Destination {
     let address = memory.address();
     Destination { address, bytes }
@@ -70,7 +70,7 @@ fn noisy(device: &Device, seed: u64, bytes: u64) -> Memory {
     memory
 }
 
-/// A template that sets a result to a word.
+/// Return a template that sets a result to a word.
 fn setting(device: &Device, result: &Memory, word: u32) -> Arc<Template> {
     let template = Arc::new(Template::new(device).unwrap());
     template
@@ -79,7 +79,7 @@ fn setting(device: &Device, result: &Memory, word: u32) -> Arc<Template> {
     template
 }
 
-/// The nodes that outputs have added, which are the last.
+/// Return the nodes that outputs have added, which are the last.
 pub(super) fn output_nodes(template: &Template) -> Vec<Node> {
     let mut nodes = template.nodes().unwrap();
     nodes.retain(|node| match template.detail(*node).unwrap() {

@@ -39,7 +39,7 @@ struct Range {
 }
 
 impl Range {
-    /// Reserves so many times the granularity.
+    /// Reserve so many times the granularity.
     fn new(device: &Device, units: u64, hint: Address) -> Self {
         let unit = device.driver().page_granularity().unwrap();
         let bytes = units * unit;
@@ -51,7 +51,7 @@ impl Range {
         }
     }
 
-    /// Maps a page over so many units.
+    /// Map a page over so many units.
     fn map(&self, unit: u64, units: u64, page: PageHandle) -> Result<()> {
         let at = self.start.offset(unit * self.unit);
         let driver = self.device.driver();
@@ -71,7 +71,7 @@ impl Range {
         driver.page_create(units * self.unit).unwrap()
     }
 
-    /// The start of a unit as a test's memory.
+    /// Return the start of a unit as a test's memory.
     fn memory(&self, unit: u64) -> Memory {
         let at = self.start.offset(unit * self.unit);
         // SAFETY: the callers use it only while a page is mapped there.

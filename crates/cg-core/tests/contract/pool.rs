@@ -362,7 +362,7 @@ fn a_whole_segment_is_memory_until_it_is_released(device: &Device) {
     assert!(pool.release_segment(address));
 }
 
-/// The bytes of a pool: in use, mapped and leaving.
+/// Return the bytes of a pool: in use, mapped and leaving.
 fn sizes(pool: &Pool) -> [u64; 3] {
     let stats = pool.stats();
     [stats.in_use, stats.mapped, stats.leaving]

@@ -19,7 +19,7 @@ on_every_driver! {
     everything_may_be_dropped_right_after_a_replay_of_segments,
 }
 
-/// What a callable fails with here.
+/// The error of a callable here.
 #[derive(Debug, PartialEq)]
 enum Failure {
     OfCallable(u32),

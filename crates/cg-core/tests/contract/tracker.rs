@@ -1,4 +1,4 @@
-//! What an open capture says of itself, and which nodes are new in it.
+//! Properties of an open capture, and the nodes that are new in it.
 
 use std::collections::HashSet;
 
@@ -63,7 +63,7 @@ impl Forked {
         forked
     }
 
-    /// Makes the later work of one stream wait for the other's.
+    /// Make the later work of one stream wait for the other's.
     fn order(&self, from: &Stream, to: &Stream) {
         let event = Event::new(self.main.device()).unwrap();
         from.record(&event).unwrap();

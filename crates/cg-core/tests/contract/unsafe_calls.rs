@@ -1,4 +1,4 @@
-//! Which calls a capture forbids, by its mode and by the thread's: the rules of
+//! Calls that a capture forbids, by its mode and by the thread's: the rules of
 //! `cuThreadExchangeStreamCaptureMode`.
 
 use std::num::NonZeroUsize;
@@ -27,7 +27,7 @@ on_every_driver! {
     dropping_things_breaks_no_capture,
 }
 
-/// What an allocation beside a capture gives, and what it makes of the capture: the code of either,
+/// Results of an allocation beside a capture, and of the capture: the code of either,
 /// or none.
 type Outcome = (Option<Code>, Option<Code>);
 
@@ -37,7 +37,7 @@ const FORBIDDEN: Outcome = (
     Some(Code::STREAM_CAPTURE_INVALIDATED),
 );
 
-/// Allocates on this thread while `mode` captures here.
+/// Allocate on this thread while `mode` captures here.
 fn beside_own(device: &Device, mode: CaptureMode) -> Outcome {
     let stream = Stream::new(device).unwrap();
     let capture = Capture::begin(&stream, mode).unwrap();
@@ -46,7 +46,7 @@ fn beside_own(device: &Device, mode: CaptureMode) -> Outcome {
     (code_of(&allocated), code_of(&finished))
 }
 
-/// Allocates on another thread, in mode `own`, while `mode` captures here.
+/// Allocate on another thread, in mode `own`, while `mode` captures here.
 fn beside_others(device: &Device, mode: CaptureMode, own: CaptureMode) -> Outcome {
     let stream = Stream::new(device).unwrap();
     let capture = Capture::begin(&stream, mode).unwrap();
@@ -63,7 +63,7 @@ fn code_of<T>(result: &cg_core::Result<T>) -> Option<Code> {
     result.as_ref().err().and_then(cg_core::Error::code)
 }
 
-/// Runs `with` in this thread's capture mode `mode`.
+/// Run `with` in this thread's capture mode `mode`.
 fn in_mode<T>(device: &Device, mode: CaptureMode, with: impl FnOnce() -> T) -> T {
     let before = device.driver().exchange_capture_mode(mode).unwrap();
     let result = with();

@@ -1,4 +1,4 @@
-//! What an exec takes over from a template or for one node, and what it refuses.
+//! Updates of an exec from a template or of one node, and its refusals.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -44,7 +44,7 @@ fn replay(exec: &Exec, device: &Device) {
     stream.synchronize().unwrap();
 }
 
-/// A template of a memset of `a` and a copy to `b` after it.
+/// Return a template of a memset of `a` and a copy to `b` after it.
 fn set_and_copy(device: &Device, value: u32, a: &Memory, b: &Memory) -> (Template, Node, Node) {
     let template = Template::new(device).unwrap();
     let set = template.add(&Work::memset(a, value).unwrap(), &[]).unwrap();
@@ -224,7 +224,7 @@ fn a_memset_node_takes_another_address_and_value(device: &Device) {
     assert_eq!((words(&a), words(&b)), (all(POISON), all(value)));
 }
 
-/// A host function that adds to a number.
+/// Return a host function that adds to a number.
 fn adding(to: &Arc<AtomicU32>, what: u32) -> Work {
     let to = Arc::clone(to);
     Work::host(move || {

@@ -8,7 +8,7 @@ pub(crate) const PTX: &str = include_str!("../contract/kernels.ptx");
 /// Threads per block.
 const BLOCK: u32 = 128;
 
-/// Tells a simulator what the kernels do.
+/// Tell a simulator what the kernels do.
 pub(crate) fn register(sim: &Sim) {
     sim.kernel("axpy", |call| {
         let (a, n) = (call.u32(0), call.u32(3));
@@ -33,7 +33,7 @@ pub(crate) fn register(sim: &Sim) {
     sim.kernel("slow_fill", fill);
 }
 
-/// How many of `n` elements the launch has threads for.
+/// Return how many of `n` elements the launch has threads for.
 fn reached(call: &KernelCall<'_>, n: u32) -> usize {
     n.min(call.grid.x * call.block.x) as usize
 }
@@ -70,7 +70,7 @@ impl Kernels {
         launch(&self.axpy, blocks, args)
     }
 
-    /// All of `x` set to `value`.
+    /// Return all of `x` set to `value`.
     pub(crate) fn fill(&self, x: &Memory, value: u32) -> Work {
         let n = count(x);
         let args = Args::new().memory(x).u32(value).u32(n);

@@ -1,4 +1,4 @@
-//! What the test binaries share: devices, data, kernels and a gate that holds a stream up.
+//! Shared by the test binaries: devices, data, kernels and a gate that holds a stream up.
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -12,16 +12,16 @@ use std::time::{Duration, Instant};
 
 use cg_core::{Code, Device, Error, Memory, NodeDetail, Result, Sim, SimBuilder, Template, Work};
 
-/// How many words a test's memory has: no multiple of a block's threads.
+/// Words of a test's memory: no multiple of a block's threads.
 pub(crate) const WORDS: usize = 1000;
 
 /// As bytes.
 pub(crate) const BYTES: u64 = WORDS as u64 * 4;
 
-/// What outputs hold before the work under test.
+/// The contents of outputs before the work under test.
 pub(crate) const POISON: u32 = 0xA5A5_A5A5;
 
-/// A simulated device that knows the kernels of `contract/kernels.cu`.
+/// Return a simulated device that knows the kernels of `contract/kernels.cu`.
 pub(crate) fn sim() -> (Sim, Device) {
     sim_from(Sim::builder())
 }
@@ -34,12 +34,12 @@ pub(crate) fn sim_from(builder: SimBuilder) -> (Sim, Device) {
     (sim, device)
 }
 
-/// A second device, to take foreign objects from.
+/// Return a second device, to take foreign objects from.
 pub(crate) fn other_device() -> Device {
     sim().1
 }
 
-/// What memory holds; printed in short.
+/// Contents of memory; printed in short.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Words(Vec<u32>);
 
@@ -104,12 +104,12 @@ pub(crate) fn poisoned(device: &Device) -> Memory {
     memory(device, &[POISON; WORDS])
 }
 
-/// What memory holds.
+/// Return what memory holds.
 pub(crate) fn words(memory: &Memory) -> Words {
     try_words(memory).unwrap()
 }
 
-/// What memory holds, if it can be read.
+/// Return what memory holds, if it can be read.
 pub(crate) fn try_words(memory: &Memory) -> Result<Words> {
     let bytes = memory.read()?;
     let (words, rest) = bytes.as_chunks();
@@ -128,7 +128,7 @@ pub(crate) fn all(word: u32) -> Words {
     Words(vec![word; WORDS])
 }
 
-/// The driver's code behind the error of a call that must fail.
+/// Return the driver's code behind the error of a call that must fail.
 pub(crate) fn code<T>(result: Result<T>) -> Code {
     let error = error(result);
     error
@@ -136,7 +136,7 @@ pub(crate) fn code<T>(result: Result<T>) -> Code {
         .unwrap_or_else(|| panic!("no code behind: {error}"))
 }
 
-/// The error of a call that must fail.
+/// Return the error of a call that must fail.
 pub(crate) fn error<T>(result: Result<T>) -> Error {
     match result {
         Ok(_) => panic!("it did not fail"),
@@ -144,17 +144,17 @@ pub(crate) fn error<T>(result: Result<T>) -> Error {
     }
 }
 
-/// Whether the call failed because something belongs elsewhere.
+/// Return whether the call failed because something belongs elsewhere.
 pub(crate) fn is_foreign<T>(result: Result<T>) -> bool {
     matches!(error(result), Error::Foreign { .. })
 }
 
-/// Whether the call failed because an argument is not acceptable.
+/// Return whether the call failed because an argument is not acceptable.
 pub(crate) fn is_invalid<T>(result: Result<T>) -> bool {
     matches!(error(result), Error::Invalid { .. })
 }
 
-/// The edges of a template by the memory that their memset and memcpy nodes write, in order of
+/// Return the edges of a template by the memory that their memset and memcpy nodes write, in order of
 /// address.
 pub(crate) fn edges(template: &Template, names: &[(&Memory, &'static str)]) -> Vec<String> {
     let name = |node| match template.detail(node).unwrap() {
@@ -187,7 +187,7 @@ impl Gate {
         }
     }
 
-    /// The work that waits at the gate.
+    /// Return the work that waits at the gate.
     pub(crate) fn work(&self) -> Work {
         let shared = Arc::clone(&self.open);
         Work::host(move || {

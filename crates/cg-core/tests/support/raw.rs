@@ -8,20 +8,20 @@ use cg_core::{
     Stream, StreamHandle, Template, Tracker,
 };
 
-/// The legacy default stream.
+/// Return the legacy default stream.
 pub(crate) fn legacy_stream(device: &Device) -> Stream {
     // SAFETY: it lives as long as the device.
     unsafe { Stream::from_raw(device, StreamHandle::LEGACY) }
 }
 
-/// Begins a capture without a guard.
+/// Begin a capture without a guard.
 pub(crate) fn begin_capture(stream: &Stream, mode: CaptureMode) -> Result<()> {
     let driver = stream.device().driver();
     // SAFETY: the stream is live as long as `stream`.
     unsafe { driver.stream_begin_capture(stream.handle(), mode) }
 }
 
-/// Makes the second stream part of the first one's capture, as code that is not ours does.
+/// Make the second stream part of the first one's capture, as code that is not ours does.
 pub(crate) fn fork(from: &Stream, to: &Stream) {
     let driver = from.device().driver();
     let event = driver.event_create().unwrap();
@@ -33,7 +33,7 @@ pub(crate) fn fork(from: &Stream, to: &Stream) {
     unsafe { driver.event_destroy(event) };
 }
 
-/// Ends a capture and throws the graph away.
+/// End a capture and throw the graph away.
 pub(crate) fn end_capture(stream: &Stream) -> Result<()> {
     let driver = stream.device().driver();
     // SAFETY: the stream is live as long as `stream`.
@@ -42,40 +42,40 @@ pub(crate) fn end_capture(stream: &Stream) -> Result<()> {
     Ok(())
 }
 
-/// Whether and how the stream captures.
+/// Return whether and how the stream captures.
 pub(crate) fn capture_status(stream: &Stream) -> CaptureStatus {
     let driver = stream.device().driver();
     // SAFETY: the stream is live as long as `stream`.
     unsafe { driver.stream_capture_status(stream.handle()) }.unwrap()
 }
 
-/// What the stream captures.
+/// Return what the stream captures.
 pub(crate) fn capture_info(stream: &Stream) -> Option<CaptureInfo> {
     let driver = stream.device().driver();
     // SAFETY: the stream is live as long as `stream`.
     unsafe { driver.stream_capture_info(stream.handle()) }.unwrap()
 }
 
-/// What a node comes directly after.
+/// Return what a node comes directly after.
 pub(crate) fn dependencies(device: &Device, node: NodeHandle) -> Vec<NodeHandle> {
     // SAFETY: the callers pass nodes of templates and captures that they hold open.
     unsafe { device.driver().node_dependencies(node) }.unwrap()
 }
 
-/// How many nodes a graph has.
+/// Return how many nodes a graph has.
 pub(crate) fn node_count(device: &Device, graph: GraphHandle) -> usize {
     // SAFETY: the callers pass graphs of captures that they hold open.
     unsafe { device.driver().graph_node_count(graph) }.unwrap()
 }
 
-/// The copy of a node in a copied graph.
+/// Return the copy of a node in a copied graph.
 pub(crate) fn find_in_clone(copy: &Template, node: NodeHandle) -> Result<NodeHandle> {
     let driver = copy.device().driver();
     // SAFETY: the callers hold the template of the node.
     unsafe { driver.node_find_in_clone(node, copy.handle()) }
 }
 
-/// What the capture has recorded since the last look.
+/// Return what the capture has recorded since the last look.
 pub(crate) fn new_nodes(tracker: &mut Tracker, current: &Stream) -> Result<Vec<NodeHandle>> {
     // SAFETY: no other thread of a test uses the stream.
     unsafe { tracker.new_nodes(current) }
@@ -96,7 +96,7 @@ fn destroy_graph(device: &Device, graph: GraphHandle) {
     unsafe { device.driver().graph_destroy(graph) }
 }
 
-/// What a replay is to copy and store.
+/// Return what a replay is to copy and store.
 pub(crate) fn feed<'a>(
     inputs: &'a Inputs,
     sources: &'a [Address],
@@ -106,7 +106,7 @@ pub(crate) fn feed<'a>(
     unsafe { inputs.feed(sources, values) }
 }
 
-/// What one replay copies, where sources have fewer rows.
+/// Return what one replay copies, where sources have fewer rows.
 pub(crate) fn feed_padded<'a>(
     inputs: &'a Inputs,
     sources: &'a [Address],
@@ -117,14 +117,14 @@ pub(crate) fn feed_padded<'a>(
     unsafe { inputs.feed_padded(sources, values, padding) }
 }
 
-/// Where one replay copies to.
+/// Return where one replay copies to.
 pub(crate) fn deliver<'a>(outputs: &'a Outputs, to: &'a [Destination]) -> Result<Delivery<'a>> {
     // SAFETY: the tests keep the memory of their destinations until the replays have passed, and
     // give none that overlaps another one.
     unsafe { outputs.deliver(to) }
 }
 
-/// What this thread's capture mode is.
+/// Return what this thread's capture mode is.
 pub(crate) fn thread_mode(device: &Device) -> CaptureMode {
     let driver = device.driver();
     let mode = driver.exchange_capture_mode(CaptureMode::Relaxed).unwrap();

@@ -6,45 +6,41 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyList, PyTuple};
 use pyo3::{PyTraverseError, PyVisit};
 
-use super::found::{Argument, Found, FoundAll};
-use super::front::Front;
-use super::guards::Guards;
-use super::lane::Lane;
+use super::function_lock::{FunctionLock, Locked};
+use super::last_stream::LastStream;
 use super::modes::Mode;
-use super::outputs::{Outputs, Returned};
-use super::pattern::{Pattern, all_fit, fits_dict, has_order};
-use super::turn::{Taken, Turn};
-use super::written::Written;
-use crate::fed::Given;
-use crate::fresh::{New, call_with};
-use crate::graph::Graph;
-use crate::padded::PaddedGraph;
+use super::results::{Results, Returned};
+use crate::arguments::{
+    Argument, LeadingTensors, MatchedArguments, MatchedTensor, MatchedTensors, Pattern,
+    WrittenMemory, all_fit, fits_dict, has_order,
+};
+use crate::graph::{Graph, NewResults, PaddedGraph, ReplayTensors, Segments, call_with};
+use crate::guards::Guards;
 use crate::raw;
-use crate::segments::Segments;
-use crate::signature::Match;
+use crate::tensors::Match;
 
 /// A graph, or what calls are handed on to, with the arguments that it takes and what it returns.
 #[pyclass(frozen, weakref, module = "cgraph._core")]
 pub(crate) struct Entry {
     args: Vec<Pattern>,
     /// Compares the tensors that they begin with.
-    front: Front,
+    leading: LeadingTensors,
     kwargs: Vec<(Py<PyAny>, Pattern)>,
-    /// Whether keyword arguments must come in this order.
+    /// True if keyword arguments must come in this order.
     is_in_order: bool,
     mode: Mode,
-    /// What must be as it was, outside of the arguments and in objects among them.
+    /// Objects outside of the arguments, and inside of them, that must be as they were.
     guards: Option<Py<Guards>>,
-    /// Where an argument must not lie.
-    written: Option<Written>,
-    /// Whether Python code of the user's runs between segments of it.
+    /// Memory where no argument must lie.
+    written: Option<WrittenMemory>,
+    /// True if Python code of the user's runs between segments of it.
     has_breaks: bool,
     /// Tells whether what its last call left is still waited for. No call fits as long as it is.
     is_open: Option<Py<PyAny>>,
     work: Work,
-    lane: Option<Py<Lane>>,
+    last_stream: Option<Py<LastStream>>,
     /// None where calls are handed on that several threads may make at a time.
-    turn: Option<Py<Turn>>,
+    lock: Option<Py<FunctionLock>>,
     replays: AtomicU64,
     /// Calls that its feed has made without a replay.
     eager_calls: AtomicU64,
@@ -55,19 +51,23 @@ pub(crate) struct Entry {
 /// Counts what happens to the entries of all functions.
 static CLOCK: AtomicU64 = AtomicU64::new(1);
 
-/// What a call does.
+/// The work of a call.
 enum Work {
-    /// Replays a graph, whose static inputs are the tensors of the patterns.
-    Graph(Py<Graph>, Outputs),
-    /// The same with fewer rows.
-    Padded(Py<PaddedGraph>, Outputs),
-    /// The same for a graph with breaks.
-    Segments(Py<Segments>, Outputs),
-    /// The same by a callable that takes a tuple of tensors, and for fresh results where these go and the
-    /// new tensors, and returns `True` if it did not replay.
-    Feed(Py<PyAny>, Outputs),
+    /// Replays, with the tensors of the patterns as static inputs.
+    Replay(Replay, Results),
     /// Calls what takes the arguments as they are, and returns the result.
     Call(Py<PyAny>),
+}
+
+enum Replay {
+    Graph(Py<Graph>),
+    /// A graph with fewer rows.
+    Padded(Py<PaddedGraph>),
+    /// A graph with breaks.
+    Segments(Py<Segments>),
+    /// A callable that takes a tuple of tensors, and for fresh results where these go and the new
+    /// tensors, and returns `True` if it did not replay.
+    Callable(Py<PyAny>),
 }
 
 #[pymethods]
@@ -75,7 +75,7 @@ impl Entry {
     /// `args` and `kwargs` are patterns, see [`Pattern::parse`]. `modes` is `(grad, inference,
     /// autocast)`. `work` is a graph, a callable that replays one with a tuple of tensors, or where
     /// `outputs` is `None` what is called with the arguments instead. `outputs` is `(leaves, build,
-    /// warn)`, see [`Outputs::new`]. `guards` look into what the function finds outside of
+    /// warn)`, see [`Results::new`]. `guards` look into what the function finds outside of
     /// the arguments, and into objects among them. `written` are start and end of each piece of memory
     /// that it writes and that is not its own: no call fits whose tensors lie there. Without `turn`
     /// several threads may make a call at a time. `has_breaks` says whether Python code of the user's
@@ -95,8 +95,8 @@ impl Entry {
         modes: (bool, bool, Option<Py<PyAny>>),
         work: Bound<'_, PyAny>,
         outputs: Option<Returned<'_>>,
-        lane: Option<Py<Lane>>,
-        turn: Option<Py<Turn>>,
+        lane: Option<Py<LastStream>>,
+        turn: Option<Py<FunctionLock>>,
         guards: Option<Py<Guards>>,
         written: Vec<(u64, u64)>,
         has_breaks: bool,
@@ -107,19 +107,10 @@ impl Entry {
             let pattern = Pattern::parse(&item.get_item(1)?)?;
             Ok((item.get_item(0)?.unbind(), pattern))
         });
-        let work = match (outputs, work.cast::<Graph>()) {
-            (None, _) => Work::Call(work.unbind()),
-            (Some((leaves, build, warn)), graph) => {
-                let outputs = Outputs::new(&leaves, &build, warn)?;
-                if let Ok(graph) = graph {
-                    Work::Graph(graph.clone().unbind(), outputs)
-                } else if let Ok(padded) = work.cast::<PaddedGraph>() {
-                    Work::Padded(padded.clone().unbind(), outputs)
-                } else if let Ok(segments) = work.cast::<Segments>() {
-                    Work::Segments(segments.clone().unbind(), outputs)
-                } else {
-                    Work::Feed(work.unbind(), outputs)
-                }
+        let work = match outputs {
+            None => Work::Call(work.unbind()),
+            Some((leaves, build, warn)) => {
+                Work::Replay(Replay::new(work), Results::new(&leaves, &build, warn)?)
             }
         };
         let args: Vec<Pattern> = args.collect::<PyResult<_>>()?;
@@ -129,26 +120,26 @@ impl Entry {
             pattern.add_bytes(&mut bytes);
         }
         Ok(Self {
-            front: Front::of(py, &args, bytes.len()),
+            leading: LeadingTensors::of(py, &args, bytes.len()),
             args,
             kwargs,
             is_in_order,
             mode: Mode::new(modes),
             guards,
-            written: Written::new(written, &bytes),
+            written: WrittenMemory::new(written, &bytes),
             has_breaks,
             is_open,
             work,
-            lane,
-            turn,
+            last_stream: lane,
+            lock: turn,
             replays: AtomicU64::new(0),
             eager_calls: AtomicU64::new(0),
             last_use: AtomicU64::new(raw::count(&CLOCK)),
         })
     }
 
-    /// Serves a call whose arguments were taken apart: `tensors` are those of the patterns, in their
-    /// order, however they are laid out. The caller has the turn.
+    /// Serve a call whose arguments were taken apart: `tensors` are those of the patterns, in their
+    /// order, however they are laid out. The caller holds the lock.
     fn call(
         slf: &Bound<'_, Self>,
         args: &Bound<'_, PyTuple>,
@@ -156,21 +147,21 @@ impl Entry {
         tensors: Vec<Bound<'_, PyAny>>,
     ) -> PyResult<Py<PyAny>> {
         let fit = Match::Torch;
-        let mut found: FoundAll<'_, '_> = tensors
+        let mut matched: MatchedArguments<'_, '_> = tensors
             .into_iter()
             .map(Argument::Held)
-            .map(|tensor| Found { tensor, fit })
+            .map(|tensor| MatchedTensor { tensor, fit })
             .collect();
-        Self::run(slf, args, Some(kwargs), &mut found)
+        Self::run(slf, args, Some(kwargs), &mut matched)
     }
 
-    /// How many calls it has answered.
+    /// Return how many calls it has answered.
     #[getter]
     fn replays(&self) -> u64 {
         self.replays.load(Ordering::Relaxed)
     }
 
-    /// How many others it has answered without a replay.
+    /// Return how many others it has answered without a replay.
     #[getter]
     fn eager_calls(&self) -> u64 {
         self.eager_calls.load(Ordering::Relaxed)
@@ -189,163 +180,125 @@ impl Entry {
         }
         visit.call(&self.guards)?;
         match &self.work {
-            Work::Graph(graph, outputs) => {
-                visit.call(graph)?;
-                outputs.traverse(&visit)?;
-            }
-            Work::Padded(padded, outputs) => {
-                visit.call(padded)?;
-                outputs.traverse(&visit)?;
-            }
-            Work::Segments(segments, outputs) => {
-                visit.call(segments)?;
-                outputs.traverse(&visit)?;
-            }
-            Work::Feed(feed, outputs) => {
-                visit.call(feed)?;
-                outputs.traverse(&visit)?;
+            Work::Replay(replay, results) => {
+                replay.traverse(&visit)?;
+                results.traverse(&visit)?;
             }
             Work::Call(call) => visit.call(call)?,
         }
         visit.call(&self.is_open)?;
-        visit.call(&self.lane)
+        visit.call(&self.last_stream)
     }
 }
 
 impl Entry {
-    /// Whether a call is a replay of this one. Tensors that are to be copied are added to `found`.
+    /// Return whether a call is a replay of this one. Tensors that are to be copied are added to `matched`.
     #[inline]
     pub(super) fn fits<'a, 'py>(
         &self,
         mode: &Mode,
         args: &'a Bound<'py, PyTuple>,
         kwargs: Option<&Bound<'py, PyDict>>,
-        found: &mut FoundAll<'a, 'py>,
+        matched: &mut MatchedArguments<'a, 'py>,
     ) -> PyResult<bool> {
         let py = args.py();
         if args.len() != self.args.len() || !self.mode.equals(mode, py)? {
             return Ok(false);
         }
-        let Some(place) = self.front.fit(args, found) else {
+        let Some(place) = self.leading.fit(args, matched) else {
             return Ok(false);
         };
         if place < args.len() {
             let others = args.iter_borrowed().skip(place).map(Argument::Positional);
             let patterns = &self.args[place..];
-            if !all_fit(patterns, args.len() - place, others, found)? {
+            if !all_fit(patterns, args.len() - place, others, matched)? {
                 return Ok(false);
             }
         }
         let kwargs_fit = match kwargs {
             Some(kwargs) if self.is_in_order && !has_order(&self.kwargs, kwargs) => false,
-            Some(kwargs) => fits_dict(&self.kwargs, kwargs, found)?,
+            Some(kwargs) => fits_dict(&self.kwargs, kwargs, matched)?,
             None => self.kwargs.is_empty(),
         };
         if !kwargs_fit {
             return Ok(false);
         }
         let written = self.written.as_ref();
-        if written.is_some_and(|written| written.meets(found.tensors(args))) || self.is_open(py)? {
+        if written.is_some_and(|written| written.meets(matched.tensors(args)))
+            || self.is_open(py)?
+        {
             return Ok(false);
         }
-        self.front.note(py, found);
+        self.leading.note(py, matched);
         let guards = self.guards.as_ref();
-        Ok(guards.is_none_or(|guards| guards.get().fits(py, found.objects())))
+        Ok(guards.is_none_or(|guards| guards.get().fits(py, matched.objects())))
     }
 
-    /// Gives back what it has put into `found`, for calls to come.
+    /// Give back what it has put into `matched`, for calls to come.
     #[inline]
-    pub(super) fn give_back(&self, py: Python<'_>, found: &mut FoundAll<'_, '_>) {
-        self.front.give_back(py, found);
+    pub(super) fn give_back(&self, py: Python<'_>, matched: &mut MatchedArguments<'_, '_>) {
+        self.leading.give_back(py, matched);
     }
 
-    /// Whether a backward pass may still read what the last call left.
+    /// Return whether a backward pass may still read what the last call left.
     #[inline]
     pub(super) fn is_open(&self, py: Python<'_>) -> PyResult<bool> {
         let is_open = self.is_open.as_ref();
         is_open.map_or(Ok(false), |is_open| is_open.bind(py).call0()?.is_truthy())
     }
 
-    /// Whether it cannot be replayed, as the current stream captures.
+    /// Return whether it cannot be replayed, as the current stream captures.
     #[inline]
     pub(super) fn is_blocked(&self, py: Python<'_>, is_capturing: &Py<PyAny>) -> PyResult<bool> {
-        let lane = self.lane.as_ref();
-        let may_capture = lane.is_none_or(|lane| lane.get().may_capture());
+        let last = self.last_stream.as_ref();
+        let may_capture = last.is_none_or(|last| last.get().may_capture());
         Ok(may_capture && is_capturing.bind(py).call0()?.is_truthy()?)
     }
 
-    /// Takes the turn to run it, where it needs one; as an error that of another thread.
+    /// Take the lock to run it, where it needs one; as an error the lock that another thread holds.
     #[inline]
-    pub(super) fn try_take(&self) -> Result<Option<Taken<'_>>, &Turn> {
-        let Some(turn) = &self.turn else {
+    pub(super) fn try_take(&self) -> Result<Option<Locked<'_>>, &FunctionLock> {
+        let Some(lock) = &self.lock else {
             return Ok(None);
         };
-        let turn = turn.get();
-        turn.try_take().map(Some).ok_or(turn)
+        let lock = lock.get();
+        lock.try_take().map(Some).ok_or(lock)
     }
 
-    /// Whether a break of the same function has made the call. The caller has the turn.
+    /// Return whether a break of the same function has made the call. The caller holds the lock.
     #[inline]
     pub(super) fn is_replaying(&self) -> bool {
-        let turn = self.turn.as_ref();
-        turn.is_some_and(|turn| turn.get().is_replaying())
+        let lock = self.lock.as_ref();
+        lock.is_some_and(|lock| lock.get().is_replaying())
     }
 
-    /// Replays, and returns what the function would. The caller has the turn.
+    /// Replay, and returns what the function would. The caller holds the lock.
     #[inline]
     pub(super) fn run<'py>(
         slf: &Bound<'py, Self>,
         args: &Bound<'py, PyTuple>,
         kwargs: Option<&Bound<'py, PyDict>>,
-        found: &mut FoundAll<'_, 'py>,
+        matched: &mut MatchedArguments<'_, 'py>,
     ) -> PyResult<Py<PyAny>> {
         let (py, entry) = (slf.py(), slf.get());
-        let tensors = found.tensors(args);
-        let turn = entry.turn.as_ref().filter(|_| entry.has_breaks);
-        let _replaying = turn.map(|turn| turn.get().replays());
-        let enter_lane = || match &entry.lane {
-            Some(lane) => lane.get().enter(py),
-            None => Ok(None),
+        let tensors = matched.tensors(args);
+        let lock = entry.lock.as_ref().filter(|_| entry.has_breaks);
+        let _replaying = lock.map(|lock| lock.get().replays());
+        let stream = match &entry.last_stream {
+            Some(last) => last.get().follow(py)?,
+            None => None,
         };
         let mut is_eager = false;
         let result = match &entry.work {
-            Work::Graph(graph, outputs) => {
-                let stream = enter_lane()?;
-                outputs.tell(py)?;
-                let new = outputs.new_results(py)?;
-                let to = new.as_ref().map(New::to);
-                Graph::run(graph.bind(py), Given::Found(tensors), to, stream)?;
-                outputs.result(py, tensors, new.as_ref())?
+            Work::Replay(replay, results) => {
+                results.warn_if_held(py)?;
+                let new = results.new_results(py)?;
+                is_eager = replay.run(py, tensors, new.as_ref(), stream)?;
+                results.result(py, tensors, new.as_ref())?
             }
-            Work::Padded(padded, outputs) => {
-                let stream = enter_lane()?;
-                outputs.tell(py)?;
-                let new = outputs.new_results(py)?;
-                padded.get().run(py, tensors, new.as_ref(), stream)?;
-                outputs.result(py, tensors, new.as_ref())?
-            }
-            Work::Segments(segments, outputs) => {
-                enter_lane()?;
-                outputs.tell(py)?;
-                let new = outputs.new_results(py)?;
-                let to = new.as_ref().map(New::to);
-                segments.get().run(py, Given::Found(tensors), to)?;
-                outputs.result(py, tensors, new.as_ref())?
-            }
-            Work::Feed(feed, outputs) => {
-                enter_lane()?;
-                outputs.tell(py)?;
-                let new = outputs.new_results(py)?;
-                let answer = call_with(feed.bind(py), tensors, new.as_ref())?;
-                is_eager = answer.is(PyBool::new(py, true));
-                outputs.result(py, tensors, new.as_ref())?
-            }
-            Work::Call(call) => {
-                enter_lane()?;
-                call.call(py, args, kwargs)?
-            }
+            Work::Call(call) => call.call(py, args, kwargs)?,
         };
-        entry.give_back(py, found);
+        entry.give_back(py, matched);
         raw::count(if is_eager {
             &entry.eager_calls
         } else {
@@ -353,5 +306,52 @@ impl Entry {
         });
         entry.last_use.store(raw::count(&CLOCK), Ordering::Relaxed);
         Ok(result)
+    }
+}
+
+impl Replay {
+    fn new(replay: Bound<'_, PyAny>) -> Self {
+        if let Ok(graph) = replay.cast::<Graph>() {
+            Self::Graph(graph.clone().unbind())
+        } else if let Ok(padded) = replay.cast::<PaddedGraph>() {
+            Self::Padded(padded.clone().unbind())
+        } else if let Ok(segments) = replay.cast::<Segments>() {
+            Self::Segments(segments.clone().unbind())
+        } else {
+            Self::Callable(replay.unbind())
+        }
+    }
+
+    /// Replay with these tensors and new results, if there are some; true if a callable did not replay.
+    #[inline]
+    fn run<'py>(
+        &self,
+        py: Python<'py>,
+        tensors: MatchedTensors<'_, 'py>,
+        new: Option<&NewResults<'py>>,
+        stream: Option<u64>,
+    ) -> PyResult<bool> {
+        let given = ReplayTensors::Matched(tensors);
+        match self {
+            Self::Graph(graph) => {
+                Graph::run(graph.bind(py), given, new.map(NewResults::to), stream)?;
+            }
+            Self::Padded(padded) => padded.get().run(py, tensors, new, stream)?,
+            Self::Segments(segments) => segments.get().run(py, given, new.map(NewResults::to))?,
+            Self::Callable(replay) => {
+                let answer = call_with(replay.bind(py), tensors, new)?;
+                return Ok(answer.is(PyBool::new(py, true)));
+            }
+        }
+        Ok(false)
+    }
+
+    fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
+        match self {
+            Self::Graph(graph) => visit.call(graph),
+            Self::Padded(padded) => visit.call(padded),
+            Self::Segments(segments) => visit.call(segments),
+            Self::Callable(replay) => visit.call(replay),
+        }
     }
 }

@@ -1,16 +1,11 @@
 //! `Dispatcher`: finds the entry that a call fits, and replays it, in one native call.
 
 mod entry;
-mod followers;
-mod found;
-mod front;
-mod guards;
-mod lane;
+mod function_lock;
+mod last_stream;
 mod modes;
-mod outputs;
-mod pattern;
-mod turn;
-mod written;
+mod observers;
+mod results;
 
 use std::collections::HashMap;
 
@@ -20,15 +15,13 @@ use pyo3::types::{PyDict, PyTuple};
 use pyo3::{PyTraverseError, PyVisit};
 
 pub(crate) use entry::Entry;
-use followers::Followers;
-use found::FoundAll;
-pub(crate) use found::Tensors;
-pub(crate) use guards::{Guards, note_change, watches_dictionaries};
-pub(crate) use lane::{Lane, enter_busy, is_any_busy, leave_busy};
+pub(crate) use function_lock::FunctionLock;
+pub(crate) use last_stream::{LastStream, enter_busy, is_any_busy, leave_busy};
 pub(crate) use modes::set_driver;
 use modes::{Mode, Modes};
-pub(crate) use turn::Turn;
+use observers::Observers;
 
+use crate::arguments::MatchedArguments;
 use crate::raw::Attached;
 
 /// A function's entries. A call that fits one is a replay of it; a derived class has a method `_miss`
@@ -36,7 +29,7 @@ use crate::raw::Attached;
 #[pyclass(frozen, subclass, weakref, module = "cgraph._core")]
 pub(crate) struct Dispatcher {
     is_capturing: Py<PyAny>,
-    followers: Followers,
+    followers: Observers,
     modes: Modes,
     /// The one that was used last comes first. Replaced as a whole: a call goes through what it
     /// found, whatever other threads do.
@@ -71,13 +64,13 @@ impl Dispatcher {
         let by_python = [is_grad_enabled, is_inference, is_autocast, autocast];
         Self {
             is_capturing,
-            followers: Followers::new(&functions, keys, is_followed, forward_ad),
+            followers: Observers::new(&functions, keys, is_followed, forward_ad),
             modes: Modes::new(&functions, by_python),
             entries: Attached::new(PyTuple::empty(py).unbind()),
         }
     }
 
-    /// Replays the entry that the arguments fit; else `_miss` gets them, as a tuple and a
+    /// Replay the entry that the arguments fit; else `_miss` gets them, as a tuple and a
     /// dictionary.
     #[pyo3(signature = (*args, **kwargs))]
     fn __call__(
@@ -87,24 +80,24 @@ impl Dispatcher {
     ) -> PyResult<Py<PyAny>> {
         let (py, this) = (slf.py(), slf.get());
         let mode = this.modes.now(py)?;
-        let mut found = FoundAll::new();
+        let mut matched = MatchedArguments::default();
         let is_followed = this.followers.are_there(py)?;
         while !is_followed
-            && let Some((place, entry)) = this.fitting(&mode, args, kwargs, &mut found)?
+            && let Some((place, entry)) = this.fitting(&mode, args, kwargs, &mut matched)?
         {
             match entry.get().try_take() {
                 // Another thread may have taken it out in the meantime, or called it.
                 Ok(_) if !this.has(&entry) || entry.get().is_open(py)? => {}
                 // Its own replay is under way, whose memory another one would overwrite.
                 Ok(_) if entry.get().is_replaying() => break,
-                Ok(_turn) => {
+                Ok(_lock) => {
                     if place > 0 {
                         this.put_first(&entry)?;
                     }
-                    return Entry::run(&entry, args, kwargs, &mut found);
+                    return Entry::run(&entry, args, kwargs, &mut matched);
                 }
                 // The thread that has it may take the entry out.
-                Err(turn) => turn.wait(py)?,
+                Err(lock) => lock.wait(py)?,
             }
         }
         let kwargs = kwargs.map_or_else(|| PyDict::new(py), Clone::clone);
@@ -112,18 +105,18 @@ impl Dispatcher {
         Ok(missed.unbind())
     }
 
-    /// Whether somebody has to see the operators.
+    /// Return whether somebody has to see the operators.
     #[getter(_is_followed)]
     fn is_followed(&self, py: Python<'_>) -> PyResult<bool> {
         self.followers.are_there(py)
     }
 
-    /// Adds an entry, as the one that was used last.
+    /// Add an entry, as the one that was used last.
     fn add(&self, entry: &Bound<'_, Entry>) -> PyResult<()> {
         self.change(entry.py(), |before| first(entry, before))
     }
 
-    /// Takes an entry out; whether it was there.
+    /// Take an entry out; whether it was there.
     fn remove(&self, entry: &Bound<'_, Entry>) -> PyResult<bool> {
         let mut removed = false;
         self.change(entry.py(), |before| {
@@ -134,7 +127,7 @@ impl Dispatcher {
         Ok(removed)
     }
 
-    /// The entries, the one that was used last first.
+    /// Return the entries, the one that was used last first.
     #[getter]
     fn entries_by_use(&self, py: Python<'_>) -> Py<PyTuple> {
         self.entries.get(py)
@@ -154,24 +147,24 @@ impl Dispatcher {
 }
 
 impl Dispatcher {
-    /// The entry that a call is a replay of, and its place; its tensors are put into `found`.
+    /// Return the entry that a call is a replay of, and its place; its tensors are put into `matched`.
     #[inline]
     fn fitting<'a, 'py>(
         &self,
         mode: &Mode,
         args: &'a Bound<'py, PyTuple>,
         kwargs: Option<&Bound<'py, PyDict>>,
-        found: &mut FoundAll<'a, 'py>,
+        matched: &mut MatchedArguments<'a, 'py>,
     ) -> PyResult<Option<(usize, Bound<'py, Entry>)>> {
         let py = args.py();
         for (place, entry) in self.entries.get(py).bind(py).iter_borrowed().enumerate() {
             let entry = entry.cast::<Entry>()?;
-            found.clear();
-            if entry.get().fits(mode, args, kwargs, found)? {
+            matched.clear();
+            if entry.get().fits(mode, args, kwargs, matched)? {
                 let is_blocked = entry.get().is_blocked(py, &self.is_capturing)?;
                 return Ok((!is_blocked).then(|| (place, entry.to_owned())));
             }
-            entry.get().give_back(py, found);
+            entry.get().give_back(py, matched);
         }
         Ok(None)
     }
@@ -183,7 +176,7 @@ impl Dispatcher {
         entries.bind(py).iter_borrowed().any(|one| one.is(entry))
     }
 
-    /// Puts an entry before all others, where it is still among them.
+    /// Put an entry before all others, where it is still among them.
     fn put_first(&self, entry: &Bound<'_, Entry>) -> PyResult<()> {
         self.change(entry.py(), |before| {
             let is_there = before.iter_borrowed().any(|one| one.is(entry));
@@ -195,7 +188,7 @@ impl Dispatcher {
         })
     }
 
-    /// Puts what `with` makes of the entries in their place.
+    /// Put what `with` makes of the entries in their place.
     fn change<'py>(
         &self,
         py: Python<'py>,
@@ -213,13 +206,13 @@ impl Dispatcher {
     }
 }
 
-/// An entry, and then the others.
+/// Return an entry, and then the others.
 fn first<'py>(entry: &Bound<'py, Entry>, before: &Bound<'py, PyTuple>) -> Vec<Bound<'py, PyAny>> {
     let entry_first = std::iter::once(entry.clone().into_any());
     entry_first.chain(others(before, entry)).collect()
 }
 
-/// The entries but for one.
+/// Return the entries but for one.
 fn others<'a, 'py>(
     entries: &'a Bound<'py, PyTuple>,
     but: &'a Bound<'_, Entry>,

@@ -8,7 +8,7 @@ use pyo3::{PyTraverseError, PyVisit};
 
 use crate::raw::{self, Tells, TellsOf};
 
-/// How the modes are found.
+/// Finds the modes.
 pub(super) struct Modes {
     native: Option<Native>,
     is_grad_enabled: Py<PyAny>,
@@ -36,7 +36,7 @@ pub(crate) struct Mode {
 /// The number of the driver in force.
 static DRIVER: AtomicU64 = AtomicU64::new(0);
 
-/// Says which driver is in force, by a number that no other one has. At first it is 0.
+/// Say which driver is in force, by a number that no other one has. At first it is 0.
 #[pyfunction]
 pub(crate) fn set_driver(number: u64) {
     DRIVER.store(number, Ordering::Relaxed);
@@ -87,7 +87,7 @@ impl Modes {
         ))
     }
 
-    /// Shows the garbage collector what this owns.
+    /// Show the garbage collector what this owns.
     pub(super) fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
         let all = [
             &self.is_grad_enabled,
@@ -101,11 +101,10 @@ impl Modes {
 
 impl Native {
     fn find(functions: &HashMap<String, usize>) -> Option<Self> {
-        let address = |name| functions.get(name).copied().filter(|one| *one != 0);
         Some(Self {
-            grad: raw::tells(address("is_grad_enabled")?),
-            inference: raw::tells(address("is_inference")?),
-            autocast: raw::tells_of(address("is_autocast")?),
+            grad: raw::tells(raw::address(functions, "is_grad_enabled")?),
+            inference: raw::tells(raw::address(functions, "is_inference")?),
+            autocast: raw::tells_of(raw::address(functions, "is_autocast")?),
         })
     }
 

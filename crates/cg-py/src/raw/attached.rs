@@ -1,8 +1,4 @@
 //! `Attached`: a value that is used only by who holds the interpreter.
-#![expect(
-    unsafe_code,
-    reason = "one thread at a time holds the interpreter; this file says what follows"
-)]
 
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,7 +12,7 @@ const _: () = assert!(
     "in a Python without its lock `Attached` has to be one"
 );
 
-/// Counts one more; how many there were. Who counts holds the interpreter, so that nobody else does at
+/// Count one more; how many there were. Who counts holds the interpreter, so that nobody else does at
 /// the same time: an atomic addition takes as long as a lock.
 #[inline]
 pub(crate) fn count(count: &AtomicU64) -> u64 {
@@ -39,7 +35,7 @@ impl<T> Attached<T> {
         Self(UnsafeCell::new(value))
     }
 
-    /// Puts a value in; what was there. To drop that may run any code.
+    /// Put a value in; what was there. To drop that may run any code.
     #[inline]
     pub(crate) fn replace(&self, _py: Python<'_>, value: T) -> T {
         // SAFETY: no other reference exists: the interpreter is held, as `_py` shows, and nobody who
@@ -49,7 +45,7 @@ impl<T> Attached<T> {
         std::mem::replace(current, value)
     }
 
-    /// Shows the garbage collector what this owns, by `each`, which does nothing else.
+    /// Show the garbage collector what this owns, by `each`, which does nothing else.
     pub(crate) fn traverse(
         &self,
         visit: &PyVisit<'_>,
@@ -61,7 +57,7 @@ impl<T> Attached<T> {
 }
 
 impl<T: Default> Attached<T> {
-    /// Takes the value out.
+    /// Take the value out.
     #[inline]
     pub(crate) fn take(&self, py: Python<'_>) -> T {
         self.replace(py, T::default())
@@ -69,7 +65,7 @@ impl<T: Default> Attached<T> {
 }
 
 impl<T> Attached<Py<T>> {
-    /// The object that is there now.
+    /// Return the object that is there now.
     #[inline]
     pub(crate) fn get(&self, py: Python<'_>) -> Py<T> {
         // SAFETY: as in `replace`; to count a reference runs no code of Python's.

@@ -1,8 +1,4 @@
-//! torch's table of C functions for DLPack: what a tensor is, and the current stream.
-#![expect(
-    unsafe_code,
-    reason = "torch hands over pointers; this file says what it relies on"
-)]
+//! torch's table of C functions for DLPack, which read tensors and the current stream.
 
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
@@ -12,21 +8,21 @@ use dlpack_ffi::{DLDeviceType, DLPackExchangeAPI, DLTensor};
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyType};
 
+use super::view::{Dtype, Lazy, Place, View};
 use super::{is_instance, numbers};
 use crate::error::argument;
-use crate::tensor::{Dtype, Lazy, Place, View};
 
 /// DLPack versions whose table has its functions where `dlpack_ffi` declares them.
 const MAJOR: u32 = 1;
 
 /// torch's "what is this tensor" as a C function: no Python call and no allocation.
-pub(crate) struct ReadTensor {
+pub(crate) struct DlpackReader {
     function: unsafe extern "C" fn(*mut c_void, *mut DLTensor) -> i32,
     class: Py<PyType>,
 }
 
-impl ReadTensor {
-    /// Takes the function from the table of `torch.Tensor`, which is `class`.
+impl DlpackReader {
+    /// Take the function from the table of `torch.Tensor`, which is `class`.
     pub(crate) fn new(capsule: &Bound<'_, PyCapsule>, class: &Bound<'_, PyType>) -> PyResult<Self> {
         let table = exchange_api(capsule)?;
         let name = "dltensor_from_py_object_no_sync of the exchange API";
@@ -36,7 +32,7 @@ impl ReadTensor {
         Ok(Self { function, class })
     }
 
-    /// Runs `with` on what the tensor is; none if torch cannot say it in this way. `with` runs no
+    /// Run `with` on what the tensor is; none if torch cannot say it in this way. `with` runs no
     /// Python code, which might change the tensor.
     #[inline]
     pub(crate) fn with<T>(
@@ -84,7 +80,7 @@ pub(crate) struct CurrentWorkStream {
 }
 
 impl CurrentWorkStream {
-    /// Takes the function from `torch.Tensor.__dlpack_c_exchange_api__` (torch 2.10 and newer).
+    /// Take the function from `torch.Tensor.__dlpack_c_exchange_api__` (torch 2.10 and newer).
     pub(crate) fn new(capsule: &Bound<'_, PyCapsule>, ordinal: u32) -> PyResult<Self> {
         let function = exchange_api(capsule)?.current_work_stream;
         let name = "current_work_stream of the exchange API";
@@ -93,7 +89,7 @@ impl CurrentWorkStream {
         Ok(Self { function, ordinal })
     }
 
-    /// The raw handle of the current stream.
+    /// Return the raw handle of the current stream.
     #[inline]
     pub(crate) fn get(&self, py: Python<'_>) -> PyResult<u64> {
         let mut stream = null_mut();
@@ -108,7 +104,7 @@ impl CurrentWorkStream {
     }
 }
 
-/// The table of functions behind `torch.Tensor.__dlpack_c_exchange_api__` (torch 2.10 and newer).
+/// Return the table of functions behind `torch.Tensor.__dlpack_c_exchange_api__` (torch 2.10 and newer).
 fn exchange_api(capsule: &Bound<'_, PyCapsule>) -> PyResult<DLPackExchangeAPI> {
     let table = capsule
         .pointer_checked(Some(c"dlpack_exchange_api"))?

@@ -1,8 +1,4 @@
 //! Fields of torch's tensors, read where they lie.
-#![expect(
-    unsafe_code,
-    reason = "torch hands over pointers; this file says what it relies on"
-)]
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -10,10 +6,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use pyo3::PyResult;
 
-use super::plain::Seen;
+use super::fast_reader::Comparison;
 use crate::error::argument;
 
-/// What is known of the fields of a `c10::TensorImpl` and of its storage.
+/// The fields of a `c10::TensorImpl` and of its storage.
 ///
 /// `cgraph._torch.fields` has found them where the constants say, has compared each with what torch says
 /// of samples, and knows no others than the versions of torch that it was written for.
@@ -54,12 +50,12 @@ const PLACES: [(&str, usize); 11] = [
     ("flags", FLAGS),
 ];
 
-/// What tensors of a dtype, a device, a shape and strides have in common: in one piece, as calls look at
+/// The words that tensors of a dtype, a device, a shape and strides have in common: in one piece, as calls look at
 /// one for each tensor, and in this order, so that what those of two dimensions need of it is 64 bytes
 /// side by side.
 #[derive(Debug, Clone)]
 #[repr(C)]
-pub(crate) struct Words {
+pub(crate) struct LayoutWords {
     kind: u64,
     keys: u64,
     element_bytes: u64,
@@ -68,7 +64,7 @@ pub(crate) struct Words {
     extents: [[u64; 2]; MOST_DIMENSIONS],
 }
 
-/// Where a tensor is, and how it is laid out there.
+/// The place of a tensor, and its layout there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Placement {
     /// The memory of its storage.
@@ -117,17 +113,17 @@ impl Fields {
         }))
     }
 
-    /// Whether it is torch's own kind of tensor, which has memory and strides.
+    /// Return whether it is torch's own kind of tensor, which has memory and strides.
     ///
     /// # Safety
     /// The object is the `c10::TensorImpl` of a tensor that is alive.
     #[inline]
     pub(super) unsafe fn is_strided(&self, object: *const c_void) -> bool {
-        // SAFETY: the contract is that of this function.
+        // SAFETY: the caller keeps the same contract.
         unsafe { word(object, VTABLE) == self.vtable }
     }
 
-    /// What others are compared with that have these extents, the shape and then the strides; none for
+    /// Return what others are compared with that have these extents, the shape and then the strides; none for
     /// more dimensions, and for names or symbolic sizes.
     ///
     /// # Safety
@@ -141,15 +137,15 @@ impl Fields {
         object: *const c_void,
         element_bytes: u64,
         extents: &[i64],
-    ) -> Option<Words> {
-        // SAFETY: the contract is that of this function.
+    ) -> Option<LayoutWords> {
+        // SAFETY: the caller keeps the same contract.
         let at = |field| unsafe { word(object, field) };
         let dim = extents.len() / 2;
         if at(EXTRA) != 0 || dim > MOST_DIMENSIONS {
             return None;
         }
         let (shape, strides) = extents.split_at(dim);
-        let mut words = Words {
+        let mut words = LayoutWords {
             kind: at(KIND) & OF_KIND,
             keys: at(KEYS),
             element_bytes,
@@ -162,27 +158,27 @@ impl Fields {
         Some(words)
     }
 
-    /// Compares a tensor with these words, and does not say whether it requires a gradient.
+    /// Compare a tensor with these words, and do not say whether it requires a gradient.
     ///
     /// # Safety
     /// As for [`Self::words`], and its storage is not exchanged meanwhile.
     #[inline(always)]
-    #[expect(clippy::inline_always, reason = "as for `ByFields::see`")]
-    pub(super) unsafe fn compare(&self, object: *const c_void, words: &Words) -> Seen {
-        // SAFETY: the contract is that of this function.
+    #[expect(clippy::inline_always, reason = "as for `FieldReader::see`")]
+    pub(super) unsafe fn compare(&self, object: *const c_void, words: &LayoutWords) -> Comparison {
+        // SAFETY: the caller keeps the same contract.
         let at = |field| unsafe { word(object, field) };
         // It has neither names nor symbolic sizes.
         if at(EXTRA) != 0 {
-            return Seen::Unknown;
+            return Comparison::Unknown;
         }
         if at(DIM) != words.dim as u64 {
-            return Seen::Other;
+            return Comparison::Other;
         }
         // All sizes first: with most of them the strides before change, too.
         let mut apart = 0;
         for (i, [size, stride]) in words.extents.iter().take(words.dim).enumerate() {
             if at(SIZES + WORD * i) != *size {
-                return Seen::Other;
+                return Comparison::Other;
             }
             apart |= at(STRIDES + WORD * i) ^ *stride;
         }
@@ -190,11 +186,11 @@ impl Fields {
         // else it is not: sparse, nested, quantized, a conjugate or a negative, of a subclass or a
         // transform.
         if apart != 0 || at(KEYS) != words.keys || at(KIND) & OF_KIND != words.kind {
-            return Seen::Unknown;
+            return Comparison::Unknown;
         }
-        // SAFETY: the contract is that of this function.
+        // SAFETY: the caller keeps the same contract.
         let Some([data, offset]) = (unsafe { self.place(object) }) else {
-            return Seen::Unknown;
+            return Comparison::Unknown;
         };
         let inside = offset.wrapping_mul(words.element_bytes);
         let address = if data == 0 {
@@ -202,18 +198,23 @@ impl Fields {
         } else {
             data.wrapping_add(inside)
         };
-        Seen::At(address, None)
+        Comparison::At(address, None)
     }
 
-    /// Whether a tensor is [strided](Self::is_strided), has these words and nothing noted for autograd, and
+    /// Return whether a tensor is [strided](Self::is_strided), has these words and nothing noted for autograd, and
     /// lies there. The fields decide together, in three steps: a branch for each takes longer.
     ///
     /// # Safety
     /// The object is the `c10::TensorImpl` of a tensor that is alive, strided or not, and its storage is not
     /// exchanged meanwhile.
     #[inline(always)]
-    #[expect(clippy::inline_always, reason = "as for `ByFields::see`")]
-    pub(super) unsafe fn is_at(&self, object: *const c_void, words: &Words, address: u64) -> bool {
+    #[expect(clippy::inline_always, reason = "as for `FieldReader::see`")]
+    pub(super) unsafe fn is_at(
+        &self,
+        object: *const c_void,
+        words: &LayoutWords,
+        address: u64,
+    ) -> bool {
         // SAFETY: the object is of that class or of one that is derived from it, which has its fields.
         let at = |field| unsafe { word(object, field) };
         let of_other_kind = (at(VTABLE) ^ self.vtable) | at(AUTOGRAD) | at(EXTRA);
@@ -235,19 +236,19 @@ impl Fields {
         data != 0 && ((of_storage(FLAGS) & self.guard) | (now ^ address)) == 0
     }
 
-    /// Where a tensor is and how it is laid out; none where torch must be asked, as for more dimensions.
+    /// Return where a tensor is and how it is laid out; none where torch must be asked, as for more dimensions.
     ///
     /// # Safety
     /// As for [`Self::compare`].
     #[inline]
     pub(super) unsafe fn placement(&self, object: *const c_void) -> Option<Placement> {
-        // SAFETY: the contract is that of this function.
+        // SAFETY: the caller keeps the same contract.
         let at = |field| unsafe { word(object, field) };
         let dim = at(DIM);
         if dim > MOST_DIMENSIONS as u64 {
             return None;
         }
-        // SAFETY: the contract is that of this function.
+        // SAFETY: the caller keeps the same contract.
         let [data, offset] = unsafe { self.place(object) }?;
         let mut extents = 0_u64;
         for i in 0..usize::try_from(dim).ok()? {
@@ -259,25 +260,25 @@ impl Fields {
         Some(Placement { data, offset, form })
     }
 
-    /// Whether the memory of a tensor's storage was taken away; none where torch must be asked.
+    /// Return whether the memory of a tensor's storage was taken away; none where torch must be asked.
     ///
     /// # Safety
     /// As for [`Self::compare`].
     #[inline]
     pub(super) unsafe fn is_empty(&self, object: *const c_void) -> Option<bool> {
-        // SAFETY: the contract is that of this function.
+        // SAFETY: the caller keeps the same contract.
         let place = unsafe { self.place(object) };
         place.map(|[data, _]| data == 0)
     }
 
-    /// The memory of a tensor's storage and the offset there, in elements; none where torch must be
+    /// Return the memory of a tensor's storage and the offset there, in elements; none where torch must be
     /// asked, as for memory that is shared until somebody does.
     ///
     /// # Safety
     /// As for [`Self::compare`].
     #[inline]
     unsafe fn place(&self, object: *const c_void) -> Option<[u64; 2]> {
-        // SAFETY: the contract is that of this function.
+        // SAFETY: the caller keeps the same contract.
         let at = |field| unsafe { word(object, field) };
         let storage = at(STORAGE) as *const c_void;
         if storage.is_null() {
@@ -289,26 +290,26 @@ impl Fields {
         is_free.then(|| [of_storage(DATA), at(OFFSET)])
     }
 
-    /// Whether nothing is noted for autograd, no hook and no gradient, and there are no names.
+    /// Return whether nothing is noted for autograd, no hook and no gradient, and there are no names.
     ///
     /// # Safety
     /// As for [`Self::words`].
     #[inline]
     #[expect(clippy::unused_self, reason = "as for `words`")]
     pub(super) unsafe fn is_untouched(&self, object: *const c_void) -> bool {
-        // SAFETY: the contract is that of this function.
+        // SAFETY: the caller keeps the same contract.
         let at = |field| unsafe { word(object, field) };
         at(AUTOGRAD) == 0 && at(EXTRA) == 0
     }
 
-    /// Whether nothing is noted for autograd, as of tensors that require no gradient and are no views.
+    /// Return whether nothing is noted for autograd, as of tensors that require no gradient and are no views.
     ///
     /// # Safety
     /// As for [`Self::words`].
     #[inline]
     #[expect(clippy::unused_self, reason = "as for `words`")]
     pub(super) unsafe fn has_no_history(&self, object: *const c_void) -> bool {
-        // SAFETY: the contract is that of this function.
+        // SAFETY: the caller keeps the same contract.
         unsafe { word(object, AUTOGRAD) == 0 }
     }
 }
@@ -375,13 +376,13 @@ mod tests {
             }
         }
 
-        fn is_at(&self, words: &Words, address: u64) -> bool {
+        fn is_at(&self, words: &LayoutWords, address: u64) -> bool {
             // SAFETY: the words are laid out as those of a tensor, and nothing else uses them.
             unsafe { FIELDS.is_at(self.object.as_ptr().cast(), words, address) }
         }
 
-        /// What calls ask that do not know where it may lie.
-        fn lies_plainly_at(&self, words: &Words, address: u64) -> bool {
+        /// Return what calls ask that do not know where it may lie.
+        fn lies_plainly_at(&self, words: &LayoutWords, address: u64) -> bool {
             let object = self.object.as_ptr().cast();
             // SAFETY: as in `is_at`; so below.
             let is_strided = unsafe { FIELDS.is_strided(object) };
@@ -389,12 +390,12 @@ mod tests {
             let has_no_history = unsafe { FIELDS.has_no_history(object) };
             // SAFETY: as above.
             let seen = unsafe { FIELDS.compare(object, words) };
-            let is_there = matches!(seen, Seen::At(now, _) if now == address && now != 0);
+            let is_there = matches!(seen, Comparison::At(now, _) if now == address && now != 0);
             is_strided && has_no_history && is_there
         }
     }
 
-    fn words() -> Words {
+    fn words() -> LayoutWords {
         let tensor = Tensor::new();
         // SAFETY: as in `Tensor::is_at`.
         let words = unsafe { FIELDS.words(tensor.object.as_ptr().cast(), 4, &[2, 3, 3, 1]) };

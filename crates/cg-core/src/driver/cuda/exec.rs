@@ -15,7 +15,7 @@ use crate::driver::spec::{Dim3, WorkSpec};
 use crate::driver::{InstantiateFailure, InstantiateFlags, UpdateFailure};
 use crate::error::Result;
 
-/// Makes an exec; the context is current.
+/// Make an exec; the context is current.
 ///
 /// # Safety
 /// `graph` is live.
@@ -46,7 +46,7 @@ pub(super) unsafe fn instantiate(
     }
 }
 
-/// Takes over the parameters of a graph; the context is current.
+/// Take over the parameters of a graph; the context is current.
 ///
 /// # Safety
 /// As for `GraphCalls::exec_update`.
@@ -66,7 +66,7 @@ pub(super) unsafe fn update(exec: ExecHandle, graph: GraphHandle) -> Result<(), 
     }
 }
 
-/// Changes what one node does; `context` is current.
+/// Change what one node does; `context` is current.
 ///
 /// # Safety
 /// As for `GraphCalls::exec_set_work`.
@@ -127,7 +127,7 @@ pub(super) unsafe fn set_work(
     }
 }
 
-/// Changes the one argument of a kernel node; the context is current.
+/// Change the one argument of a kernel node; the context is current.
 ///
 /// # Safety
 /// As for `GraphCalls::exec_set_parameter`.

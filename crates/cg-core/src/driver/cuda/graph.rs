@@ -362,7 +362,7 @@ fn edge_data(edge: EdgeSpec<NodeHandle>) -> sys::CUgraphEdgeData {
     }
 }
 
-/// The nodes that a call of the driver lists: first it says how many, then which.
+/// Return the nodes that a call of the driver lists: first it says how many, then which.
 fn listed(
     call: Call,
     list: impl Fn(*mut sys::CUgraphNode, *mut usize) -> sys::CUresult,

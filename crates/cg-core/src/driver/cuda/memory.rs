@@ -114,7 +114,7 @@ impl MemoryCalls for Cuda {
 }
 
 impl Cuda {
-    /// Gives an out-of-memory code the device's numbers, where they can be had.
+    /// Give an out-of-memory code the device's numbers, where they can be had.
     pub(super) fn with_sizes(&self, error: Error, requested: u64) -> Error {
         if error.code() != Some(Code::OUT_OF_MEMORY) {
             return error;
@@ -131,7 +131,7 @@ impl Cuda {
     }
 }
 
-/// The image with the final zero that PTX text must have and a binary image may have.
+/// Return the image with the final zero that PTX text must have and a binary image may have.
 fn terminated(image: &[u8]) -> Cow<'_, [u8]> {
     if image.last() == Some(&0) {
         return Cow::Borrowed(image);

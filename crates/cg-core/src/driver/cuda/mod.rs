@@ -45,7 +45,7 @@ pub struct Cuda {
 }
 
 impl Cuda {
-    /// The device of this number, counted as `CUDA_VISIBLE_DEVICES` has it.
+    /// Return the device of this number, counted as `CUDA_VISIBLE_DEVICES` has it.
     pub fn new(ordinal: u32) -> Result<Self> {
         let version = probe::version()?;
         // SAFETY: the driver is initialised; the call writes one int, to `count`.
@@ -77,7 +77,7 @@ impl Cuda {
         })
     }
 
-    /// Makes the context current until the result is dropped.
+    /// Make the context current until the result is dropped.
     ///
     /// A thread that had none keeps ours, which makes its next call cheap; should it come to use
     /// CUDA's runtime without choosing a device, it starts on this one.
@@ -135,7 +135,7 @@ impl Drop for Entered {
     }
 }
 
-/// What a call returned, as ours.
+/// Return what a call returned, as ours.
 #[inline]
 fn check(call: Call, result: sys::CUresult) -> Result<()> {
     check_code(call, result as u32)
@@ -150,7 +150,7 @@ fn check_code(call: Call, code: u32) -> Result<()> {
     }
 }
 
-/// What a call writes through the pointer that it is given, to `initial` at first.
+/// Return what a call writes through the pointer that it is given, to `initial` at first.
 #[inline]
 fn out<T>(call: Call, initial: T, run: impl FnOnce(*mut T) -> sys::CUresult) -> Result<T> {
     let mut value = initial;
@@ -158,7 +158,7 @@ fn out<T>(call: Call, initial: T, run: impl FnOnce(*mut T) -> sys::CUresult) -> 
     Ok(value)
 }
 
-/// The answer of a query: whether earlier work has finished.
+/// Return the answer of a query: whether earlier work has finished.
 fn finished(call: Call, result: sys::CUresult) -> Result<bool> {
     match Code(result as u32) {
         Code::NOT_READY => Ok(false),
@@ -166,7 +166,7 @@ fn finished(call: Call, result: sys::CUresult) -> Result<bool> {
     }
 }
 
-/// A size as C has it.
+/// Return a size as C has it.
 #[expect(clippy::cast_possible_truncation, reason = "usize has 64 bits here")]
 fn size(bytes: u64) -> usize {
     bytes as usize

@@ -73,7 +73,7 @@ pub(super) unsafe fn exec_id(exec: ExecHandle) -> Result<Option<u32>> {
     Ok(Some(id))
 }
 
-/// What a conditional node chooses from, and how (CUDA 13.2); the context is current.
+/// Return what a conditional node chooses from, and how (CUDA 13.2); the context is current.
 ///
 /// # Safety
 /// `node` is a conditional node of a live graph.

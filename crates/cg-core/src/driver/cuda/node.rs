@@ -15,7 +15,7 @@ use crate::driver::handle::{Address, EventHandle, GraphHandle, NodeHandle};
 use crate::driver::spec::{Dim3, NodeDetail, NodeSpec, WorkSpec};
 use crate::error::Result;
 
-/// Adds a node; `context` is current.
+/// Add a node; `context` is current.
 ///
 /// # Safety
 /// As for `GraphCalls::graph_add_node`.
@@ -104,7 +104,7 @@ pub(super) unsafe fn add(
     Ok(NodeHandle(node as u64))
 }
 
-/// What a node does; the context is current.
+/// Return what a node does; the context is current.
 ///
 /// # Safety
 /// `node` is a node of a live graph.
@@ -199,7 +199,7 @@ pub(super) unsafe fn detail(node: NodeHandle) -> Result<NodeDetail> {
     }
 }
 
-/// What a kernel node does; where the driver does not say, only that it is one.
+/// Return what a kernel node does; where the driver does not say, only that it is one.
 ///
 /// # Safety
 /// `node` is a kernel node of a live graph.
@@ -225,7 +225,7 @@ unsafe fn kernel_detail(node: sys::CUgraphNode) -> NodeDetail {
     }
 }
 
-/// What a host node calls; where the driver does not say, only that it is one.
+/// Return what a host node calls; where the driver does not say, only that it is one.
 ///
 /// # Safety
 /// `node` is a host node of a live graph.
@@ -266,7 +266,7 @@ const _: () = {
     assert!(offset_of!(AllocParams, address) == offset_of!(Theirs, dptr));
 };
 
-/// The name of whichever is not null.
+/// Return the name of whichever is not null.
 ///
 /// # Safety
 /// Each is null or live.

@@ -1,4 +1,4 @@
-//! What a kernel node hands its kernel.
+//! The parameters of a kernel node.
 
 #![expect(unsafe_code, reason = "calls of the CUDA driver")]
 
@@ -23,7 +23,7 @@ const MOST_KEYS: usize = 2;
 
 const WORD: usize = size_of::<u64>();
 
-/// The 8-byte words among a kernel's parameters; the context is current.
+/// Return the 8-byte words among a kernel's parameters; the context is current.
 ///
 /// # Safety
 /// `node` is a node of a live graph.
@@ -52,7 +52,7 @@ pub(super) unsafe fn words(node: NodeHandle) -> Result<Vec<u64>> {
     Ok(Vec::new())
 }
 
-/// The parameters of a kernel node.
+/// Return the parameters of a kernel node.
 ///
 /// # Safety
 /// `node` is a kernel node of a live graph.
@@ -65,7 +65,7 @@ pub(super) unsafe fn of_kernel(node: sys::CUgraphNode) -> Result<sys::CUDA_KERNE
     })
 }
 
-/// The words where there is a pointer to each parameter.
+/// Return the words where there is a pointer to each parameter.
 ///
 /// # Safety
 /// `params` are those of a live node, and its `kernelParams` is not null.
@@ -90,7 +90,7 @@ unsafe fn separate(params: &sys::CUDA_KERNEL_NODE_PARAMS) -> Vec<u64> {
     words
 }
 
-/// Where the parameter of this number begins among all, and its size; none behind the last.
+/// Return where the parameter of this number begins among all, and its size; none behind the last.
 ///
 /// # Safety
 /// The function or kernel of `params` is live.
@@ -111,10 +111,10 @@ unsafe fn extent(params: &sys::CUDA_KERNEL_NODE_PARAMS, index: usize) -> Option<
     Some((offset, size))
 }
 
-/// The words where all parameters lie in one buffer, as cuBLAS launches kernels.
+/// Return the words where all parameters lie in one buffer, as cuBLAS launches kernels.
 ///
 /// # Safety
-/// `extra` is that of a live node, and not null.
+/// `extra` belongs to a live node, and is not null.
 unsafe fn buffer(extra: *const *mut c_void) -> Vec<u64> {
     let (mut start, mut size): (*const u8, *const usize) = (ptr::null(), ptr::null());
     for key in 0..MOST_KEYS {
@@ -140,7 +140,7 @@ unsafe fn buffer(extra: *const *mut c_void) -> Vec<u64> {
     aligned(unsafe { slice::from_raw_parts(start, size) })
 }
 
-/// The whole words of bytes that begin where a word may.
+/// Return the whole words of bytes that begin where a word may.
 fn aligned(bytes: &[u8]) -> Vec<u64> {
     let (words, _) = bytes.as_chunks::<WORD>();
     words.iter().map(|word| u64::from_ne_bytes(*word)).collect()

@@ -107,7 +107,7 @@ const SYMBOLS: &[&str] = &[
     "cuThreadExchangeStreamCaptureMode",
 ];
 
-/// The driver's version, once it is initialised; what went wrong stays wrong.
+/// Return the driver's version, once it is initialised; what went wrong stays wrong.
 pub(super) fn version() -> Result<u32> {
     match PROBED.get_or_init(probe) {
         Ok(probed) => Ok(probed.version),
@@ -115,7 +115,7 @@ pub(super) fn version() -> Result<u32> {
     }
 }
 
-/// A function that newer drivers have, if this one does.
+/// Return a function that newer drivers have, if this one does.
 ///
 /// # Safety
 /// In every driver that has it, the function is a `T`.
@@ -156,7 +156,7 @@ fn probe() -> Result<Probed> {
     Ok(Probed { version, library })
 }
 
-/// Opens the library that cudarc will open: the first of its names that there is.
+/// Open the library that cudarc will open: the first of its names that there is.
 fn open() -> Result<(Library, String)> {
     let names: Vec<String> = ["cuda", "nvcuda"]
         .into_iter()

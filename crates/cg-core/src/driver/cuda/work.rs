@@ -58,7 +58,7 @@ const _: () = {
 };
 
 impl Copy3d {
-    /// A plain copy between addresses of any kind.
+    /// Return a plain copy between addresses of any kind.
     pub(super) fn linear(dst: Address, src: Address, bytes: u64) -> Self {
         Self {
             src: Side::unified(src),
@@ -69,7 +69,7 @@ impl Copy3d {
         }
     }
 
-    /// Where the driver reads the struct.
+    /// Return where the driver reads the struct.
     pub(super) fn as_raw(&self) -> *const sys::CUDA_MEMCPY3D {
         ptr::from_ref(self).cast()
     }
@@ -92,7 +92,7 @@ impl Side {
         }
     }
 
-    /// Where the side begins; zero for an array, which has no addresses.
+    /// Return where the side begins; zero for an array, which has no addresses.
     pub(super) fn address(&self) -> Address {
         let base = match self.memory_type {
             Self::HOST => self.host,
@@ -104,7 +104,7 @@ impl Side {
     }
 }
 
-/// The parameters of a memset of one row.
+/// Return the parameters of a memset of one row.
 pub(super) fn memset(
     dst: Address,
     value: u32,
@@ -127,12 +127,12 @@ pub(super) fn memset(
     })
 }
 
-/// The error of a memset with elements of another size.
+/// Return the error of a memset with elements of another size.
 pub(super) fn bad_element(element_bytes: u8) -> Error {
     Error::invalid("memset element size", &element_bytes, "1, 2 or 4 bytes")
 }
 
-/// The parameters of a kernel launch, valid as long as `args`.
+/// Return the parameters of a kernel launch, valid as long as `args`.
 pub(super) fn kernel(
     function: FunctionHandle,
     grid: Dim3,
@@ -156,14 +156,14 @@ pub(super) fn kernel(
     }
 }
 
-/// A pointer to each argument's bytes, valid as long as `args`; the driver only reads them.
+/// Return a pointer to each argument's bytes, valid as long as `args`; the driver only reads them.
 pub(super) fn argument_pointers(args: &[Box<[u8]>]) -> Vec<*mut c_void> {
     args.iter()
         .map(|arg| arg.as_ptr().cast_mut().cast())
         .collect()
 }
 
-/// The parameters of a call of a host function, which the caller keeps alive.
+/// Return the parameters of a call of a host function, which the caller keeps alive.
 pub(super) fn host(function: &Arc<HostFunction>) -> sys::CUDA_HOST_NODE_PARAMS {
     sys::CUDA_HOST_NODE_PARAMS {
         fn_: Some(call_host),
@@ -171,7 +171,7 @@ pub(super) fn host(function: &Arc<HostFunction>) -> sys::CUDA_HOST_NODE_PARAMS {
     }
 }
 
-/// Calls the [`HostFunction`] that `function` points to, on a thread of the driver's.
+/// Call the [`HostFunction`] that `function` points to, on a thread of the driver's.
 ///
 /// # Safety
 /// `function` points to a live [`HostFunction`].

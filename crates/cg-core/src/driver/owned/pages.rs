@@ -20,7 +20,7 @@ pub(crate) struct OwnedRange {
 }
 
 impl OwnedRange {
-    /// Reserves addresses, at `hint` if they are free there.
+    /// Reserve addresses, at `hint` if they are free there.
     pub(crate) fn new(driver: Arc<dyn Driver>, bytes: u64, hint: Address) -> Result<Self> {
         let address = relaxed(&*driver, || driver.address_reserve(bytes, hint))?;
         Ok(Self {
@@ -30,12 +30,12 @@ impl OwnedRange {
         })
     }
 
-    /// Where it starts.
+    /// Return where it starts.
     pub(crate) fn address(&self) -> Address {
         self.address
     }
 
-    /// How many bytes it has.
+    /// Return how many bytes it has.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -61,7 +61,7 @@ pub(crate) struct OwnedPage {
 }
 
 impl OwnedPage {
-    /// Creates memory and maps it at an address of the range.
+    /// Create memory and map it at an address of the range.
     pub(crate) fn map(range: &Arc<OwnedRange>, address: Address, bytes: u64) -> Result<Self> {
         let driver = &*range.driver;
         relaxed(driver, || {
@@ -81,12 +81,12 @@ impl OwnedPage {
         })
     }
 
-    /// How many bytes it has.
+    /// Return how many bytes it has.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Whether all of a part lies inside.
+    /// Return whether all of a part lies inside.
     fn has(&self, address: Address, bytes: u64) -> bool {
         let end = self.address.0 + self.bytes;
         self.address <= address && address.0 <= end && bytes <= end - address.0
@@ -106,20 +106,20 @@ impl Drop for OwnedPage {
     }
 }
 
-/// What pinned memory starts at a multiple of, so that no two share a page of the host.
+/// Pinned memory starts at a multiple of this, so that no two share a page of the host.
 const HOST_PAGE: usize = 64 << 10;
 
 /// A copy of a page's bytes in pinned host memory.
 pub(crate) struct PinnedCopy {
     driver: Arc<dyn Driver>,
     buffer: Vec<u8>,
-    /// Where the pinned part of the buffer starts and its bytes.
+    /// Start and bytes of the pinned part of the buffer.
     start: usize,
     bytes: usize,
 }
 
 impl PinnedCopy {
-    /// Copies what a part of a page holds.
+    /// Copy what a part of a page holds.
     ///
     /// # Panics
     /// If the part does not lie inside the page.
@@ -157,7 +157,7 @@ impl PinnedCopy {
         Ok(copy)
     }
 
-    /// Copies the bytes to an address of a page.
+    /// Copy the bytes to an address of a page.
     ///
     /// # Panics
     /// If not all of them lie inside the page there.
@@ -183,7 +183,7 @@ impl Drop for PinnedCopy {
     }
 }
 
-/// Waits for all work on the device.
+/// Wait for all work on the device.
 pub(crate) fn synchronize(driver: &dyn Driver) -> Result<()> {
     relaxed(driver, || driver.synchronize())
 }

@@ -1,4 +1,4 @@
-//! What can be asked of graphs and execs, beyond what their owners need.
+//! Questions to graphs and execs, beyond those that their owners need.
 
 #![expect(unsafe_code, reason = "calls the driver")]
 
@@ -8,25 +8,25 @@ use crate::driver::spec::NodeIds;
 use crate::error::Result;
 
 impl OwnedGraph {
-    /// The copy of a node in a copy of its graph; the caller has checked the node.
+    /// Return the copy of a node in a copy of its graph; the caller has checked the node.
     pub(crate) fn find_in(&self, copy: &Self, node: NodeHandle) -> Result<NodeHandle> {
         // SAFETY: both graphs are live as long as their owners, and `node` is one of this graph.
         unsafe { self.driver.node_find_in_clone(node, copy.handle) }
     }
 
-    /// Its nodes that come after no other.
+    /// Return its nodes that come after no other.
     pub(crate) fn roots(&self) -> Result<Vec<NodeHandle>> {
         // SAFETY: the graph is live as long as `self`.
         unsafe { self.driver.graph_roots(self.handle) }
     }
 
-    /// How many nodes it has.
+    /// Return how many nodes it has.
     pub(crate) fn count(&self) -> Result<usize> {
         // SAFETY: the graph is live as long as `self`.
         unsafe { self.driver.graph_node_count(self.handle) }
     }
 
-    /// What one of its nodes comes directly after; the caller has checked the node.
+    /// Return what one of its nodes comes directly after; the caller has checked the node.
     pub(crate) fn before(&self, node: NodeHandle) -> Result<Vec<NodeHandle>> {
         // SAFETY: the graph is live as long as `self`, and `node` is one of it.
         unsafe { self.driver.node_dependencies(node) }
@@ -38,7 +38,7 @@ impl OwnedGraph {
         unsafe { self.driver.graph_id(self.handle) }
     }
 
-    /// What one of its kernel nodes hands the kernel; the caller has checked the node.
+    /// Return what one of its kernel nodes hands the kernel; the caller has checked the node.
     pub(crate) fn words(&self, node: NodeHandle) -> Result<Vec<u64>> {
         // SAFETY: `Template` checks that the node is one of this live graph.
         unsafe { self.driver.node_words(node) }

@@ -19,7 +19,7 @@ pub(super) struct Capture {
     invalidated: bool,
 }
 
-/// Refuses a potentially unsafe call where a capture forbids it, and invalidates that capture:
+/// Refuse a potentially unsafe call where a capture forbids it, and invalidate that capture:
 /// the rules of `cuThreadExchangeStreamCaptureMode`.
 pub(super) fn check_unsafe(state: &mut State, call: Call) -> Result<()> {
     let thread = std::thread::current().id();
@@ -50,7 +50,7 @@ pub(super) fn check_unsafe(state: &mut State, call: Call) -> Result<()> {
     Ok(())
 }
 
-/// Refuses to wait for the whole device while something captures, and invalidates all captures.
+/// Refuse to wait for the whole device while something captures, and invalidate all captures.
 pub(super) fn refuse_any(state: &mut State, call: Call) -> Result<()> {
     for capture in state.captures.values_mut() {
         capture.invalidated = true;
@@ -61,7 +61,7 @@ pub(super) fn refuse_any(state: &mut State, call: Call) -> Result<()> {
     Err(refuse(call, Code::STREAM_CAPTURE_UNSUPPORTED))
 }
 
-/// Refuses a call that cannot be captured on a capturing stream, and invalidates the capture.
+/// Refuse a call that cannot be captured on a capturing stream, and invalidate the capture.
 pub(super) fn refuse_capturing(state: &mut State, stream: StreamHandle, call: Call) -> Result<()> {
     match id_of(state, stream) {
         None => Ok(()),
@@ -93,7 +93,7 @@ pub(super) fn info(state: &mut State, stream: StreamHandle) -> Option<CaptureInf
     })
 }
 
-/// Refuses to take anything away from a graph that a capture records into.
+/// Refuse to take anything away from a graph that a capture records into.
 pub(super) fn refuse_recording(state: &State, graph: GraphHandle, what: &str) {
     assert!(
         state
@@ -167,7 +167,7 @@ pub(super) fn end(state: &mut State, stream: StreamHandle) -> Result<GraphHandle
     Ok(capture.graph)
 }
 
-/// Ends the capture that began on the stream, if one is open, and throws its graph away.
+/// End the capture that began on the stream, if one is open, and throw its graph away.
 pub(super) fn abandon(state: &mut State, stream: StreamHandle) {
     if let Some(id) = id_of(state, stream)
         && open(state, id).origin == stream
@@ -177,7 +177,7 @@ pub(super) fn abandon(state: &mut State, stream: StreamHandle) {
     }
 }
 
-/// Records a node on a capturing stream.
+/// Record a node on a capturing stream.
 pub(super) fn record(
     state: &mut State,
     stream: StreamHandle,
@@ -196,7 +196,7 @@ pub(super) fn record(
     Ok(())
 }
 
-/// Records an event on a capturing stream; false if the stream does not capture.
+/// Record an event on a capturing stream; false if the stream does not capture.
 pub(super) fn record_event(
     state: &mut State,
     stream: StreamHandle,
@@ -213,7 +213,7 @@ pub(super) fn record_event(
     Ok(true)
 }
 
-/// Refuses to ask after an event that was last recorded in a capture: it has no state outside, and
+/// Refuse to ask after an event that was last recorded in a capture: it has no state outside, and
 /// the question breaks the capture.
 pub(super) fn refuse_captured(state: &mut State, event: EventHandle, call: Call) -> Result<()> {
     let Some(id) = stream::event(state, event).captured.as_ref().map(|c| c.id) else {
@@ -227,7 +227,7 @@ pub(super) fn refuse_captured(state: &mut State, event: EventHandle, call: Call)
     }
 }
 
-/// Makes a stream wait for an event inside a capture; false if neither is part of one.
+/// Make a stream wait for an event inside a capture; false if neither is part of one.
 pub(super) fn wait(state: &mut State, stream: StreamHandle, event: EventHandle) -> Result<bool> {
     let call = Call::StreamWaitEvent;
     let of_stream = id_of(state, stream);
@@ -310,7 +310,7 @@ fn close(state: &mut State, id: u64) -> Capture {
         .expect("the caller has found the capture open")
 }
 
-/// Whether the last nodes of every stream of the capture come before the end of its first stream.
+/// Return whether the last nodes of every stream of the capture come before the end of its first stream.
 fn joined(state: &mut State, id: u64, origin: StreamHandle) -> bool {
     let mut reached: HashSet<NodeHandle> = HashSet::new();
     let mut open_nodes = frontier(state, origin).clone();

@@ -44,7 +44,7 @@ pub(super) enum Status {
 }
 
 impl Replay {
-    /// A launch: events count as recorded from now on.
+    /// Return a launch: events count as recorded from now on.
     pub(super) fn new(state: &mut State, exec: ExecHandle, steps: Arc<Vec<Step>>) -> Self {
         let record = |step: &Step| match &step.work {
             NodeWork::Record(event) => state.events.get_mut(&event.0).map(|event| {
@@ -80,7 +80,7 @@ impl Replay {
         })
     }
 
-    /// Marks the record that the step makes, if it is an event record, as reached.
+    /// Mark the record that the step makes, if it is an event record, as reached.
     pub(super) fn reach(&self, index: usize, events: &mut BTreeMap<u64, Event>) {
         if let NodeWork::Record(event) = &self.steps[index].work
             && let Some(event) = events.get_mut(&event.0)
@@ -99,7 +99,7 @@ impl Replay {
 }
 
 impl Exec {
-    /// Flattens a graph; none if it has a cycle.
+    /// Flatten a graph; none if it has a cycle.
     pub(super) fn new(state: &State, graph: GraphHandle) -> Option<Self> {
         let mut exec = Self {
             steps: Arc::new(Vec::new()),
@@ -110,7 +110,7 @@ impl Exec {
         Some(exec)
     }
 
-    /// A node by the handle that its graph gave it.
+    /// Return a node by the handle that its graph gave it.
     pub(super) fn step(&mut self, node: NodeHandle) -> Option<&mut Step> {
         let index = *self.index.get(&node)?;
         Arc::make_mut(&mut self.steps).get_mut(index)
@@ -139,7 +139,7 @@ fn ordered(graph: &Graph) -> Option<Vec<NodeHandle>> {
     Some(order)
 }
 
-/// Adds a graph's nodes to an exec; `start` is what its first nodes come after.
+/// Add a graph's nodes to an exec; `start` is what its first nodes come after.
 fn flatten(
     state: &State,
     handle: GraphHandle,
@@ -209,7 +209,7 @@ pub(super) fn refusal(from: &NodeWork, to: &NodeWork) -> Option<&'static str> {
     }
 }
 
-/// Whether CUDA lets a node be switched off: kernels, memcpys and memsets.
+/// Return whether CUDA lets a node be switched off: kernels, memcpys and memsets.
 pub(super) fn can_switch(work: &NodeWork) -> bool {
     matches!(
         work,

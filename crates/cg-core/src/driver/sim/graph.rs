@@ -372,7 +372,7 @@ fn exec(state: &mut State, handle: ExecHandle) -> &mut Exec {
     }
 }
 
-/// Changes what a node of an exec does. The node itself must be live: CUDA finds the exec's by it.
+/// Change what a node of an exec does. The node itself must be live: CUDA finds the exec's by it.
 fn set_work(
     state: &mut State,
     handle: ExecHandle,

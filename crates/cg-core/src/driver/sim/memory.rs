@@ -17,7 +17,7 @@ use crate::driver::handle::{Address, FunctionHandle, ModuleHandle};
 use crate::driver::{MemoryCalls, failed};
 use crate::error::{Error, Result};
 
-/// What fresh memory holds.
+/// The byte that fresh memory is filled with.
 const POISON: u8 = 0xFF;
 /// Start of the address space: no host address lies there.
 const BASE: u64 = 0x7_0000_0000_0000;
@@ -35,13 +35,13 @@ pub struct SimMemory {
 }
 
 impl SimMemory {
-    /// How many bytes it has.
+    /// Return how many bytes it has.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.range.len()
     }
 
-    /// A copy of the bytes.
+    /// Return a copy of the bytes.
     #[must_use]
     pub fn to_vec(&self) -> Vec<u8> {
         self.cells()
@@ -50,7 +50,7 @@ impl SimMemory {
             .collect()
     }
 
-    /// Overwrites the bytes from the start.
+    /// Overwrite the bytes from the start.
     ///
     /// # Panics
     /// If `data` is longer than the range.
@@ -60,7 +60,7 @@ impl SimMemory {
         }
     }
 
-    /// The `index`-th 32-bit word.
+    /// Return the `index`-th 32-bit word.
     ///
     /// # Panics
     /// If it lies outside.
@@ -70,7 +70,7 @@ impl SimMemory {
         u32::from_le_bytes(std::array::from_fn(|i| cells[i].load(Ordering::Relaxed)))
     }
 
-    /// Sets the `index`-th 32-bit word.
+    /// Set the `index`-th 32-bit word.
     ///
     /// # Panics
     /// If it lies outside.
@@ -81,7 +81,7 @@ impl SimMemory {
         }
     }
 
-    /// The host memory behind the range, for code outside Rust.
+    /// Return the host memory behind the range, for code outside Rust.
     #[must_use]
     pub fn as_ptr(&self) -> *mut u8 {
         self.cells()
@@ -100,13 +100,13 @@ impl SimMemory {
         }
     }
 
-    /// Makes it as fresh memory is.
+    /// Make it as fresh memory is.
     pub(super) fn poison(&self) {
         let cells = self.cells().iter();
         cells.for_each(|cell| cell.store(POISON, Ordering::Relaxed));
     }
 
-    /// A part of it.
+    /// Return a part of it.
     pub(super) fn part(&self, offset: u64, bytes: u64) -> Self {
         let first = self.range.start + to_usize(offset);
         Self {
@@ -152,7 +152,7 @@ impl Map {
         self.live.len()
     }
 
-    /// The memory of a range, for `user`.
+    /// Return the memory of a range, for `user`.
     ///
     /// # Panics
     /// If the range is not wholly inside one live allocation: undefined on a GPU.
@@ -212,7 +212,7 @@ impl Map {
         inside.then_some((Address(*base), allocation.bytes))
     }
 
-    /// The error of an allocation that does not fit.
+    /// Return the error of an allocation that does not fit.
     pub(super) fn out_of_memory(&self, requested: u64) -> Error {
         Error::OutOfMemory {
             requested,

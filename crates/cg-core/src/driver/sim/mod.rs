@@ -39,7 +39,7 @@ use crate::error::{Error, Result};
 pub use memory::SimMemory;
 pub use run::KernelCall;
 
-/// What a simulated kernel does; an error text makes the launch fail as a faulting kernel does.
+/// The work of a simulated kernel; an error text makes the launch fail as a faulting kernel does.
 pub type KernelFn = dyn Fn(&KernelCall<'_>) -> Result<(), String> + Send + Sync;
 
 /// Objects that exist on a simulated device.
@@ -111,7 +111,7 @@ struct Locked<'a> {
 }
 
 impl Locked<'_> {
-    /// Opens the lock until `signal` comes.
+    /// Open the lock until `signal` comes.
     fn wait(mut self, signal: &Condvar) {
         self.guard = self
             .guard
@@ -143,7 +143,7 @@ impl Drop for Locked<'_> {
 }
 
 impl State {
-    /// A handle that was never used before.
+    /// Return a handle that was never used before.
     fn fresh(&mut self) -> u64 {
         self.next += 0x10;
         self.next
@@ -159,7 +159,7 @@ pub struct SimBuilder {
 }
 
 impl SimBuilder {
-    /// The seed of the order in which ready operations run. Default 0.
+    /// Set the seed of the order in which ready operations run. Default 0.
     #[must_use]
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = seed;
@@ -173,14 +173,14 @@ impl SimBuilder {
         self
     }
 
-    /// The driver version, as CUDA numbers it. Default 13000.
+    /// Set the driver version, as CUDA numbers it. Default 13000.
     #[must_use]
     pub fn driver_version(mut self, version: u32) -> Self {
         self.version = version;
         self
     }
 
-    /// The device.
+    /// Return the device.
     #[must_use]
     pub fn build(self) -> Sim {
         let state = State {
@@ -222,7 +222,7 @@ impl Default for Sim {
 }
 
 impl Sim {
-    /// A builder with the defaults.
+    /// Return a builder with the defaults.
     #[must_use]
     pub fn builder() -> SimBuilder {
         SimBuilder {
@@ -232,7 +232,7 @@ impl Sim {
         }
     }
 
-    /// Registers what the kernel `name` does, for modules whose PTX text declares it.
+    /// Register what the kernel `name` does, for modules whose PTX text declares it.
     pub fn kernel(
         &self,
         name: &str,
@@ -243,7 +243,7 @@ impl Sim {
             .insert(name.to_owned(), Arc::new(kernel));
     }
 
-    /// Enqueues a closure on a stream as if it were a kernel called `name`, or records it as a
+    /// Enqueue a closure on a stream as if it were a kernel called `name`, or record it as a
     /// kernel node where the stream captures.
     pub fn launch_closure(
         &self,
@@ -256,40 +256,40 @@ impl Sim {
         stream::enqueue(&mut state, stream, work, Call::LaunchKernel)
     }
 
-    /// Runs one ready operation; false if there is none.
+    /// Run one ready operation; false if there is none.
     #[expect(clippy::must_use_candidate, reason = "called for what it runs")]
     pub fn step(&self) -> bool {
         run::step(self)
     }
 
-    /// Runs until nothing is in flight.
+    /// Run until nothing is in flight.
     pub fn drive(&self) {
         while self.step() {}
     }
 
-    /// Holds the stream's operations back until nothing else can run, or until released.
+    /// Hold the stream's operations back until nothing else can run, or until released.
     pub fn delay(&self, stream: StreamHandle, delayed: bool) {
         stream::get(&mut self.state(), stream).delayed = delayed;
     }
 
-    /// Makes the next `call` fail with `code`.
+    /// Make the next `call` fail with `code`.
     pub fn fail_next(&self, call: Call, code: Code) {
         self.state().fail_next.push((call, code));
     }
 
-    /// Makes the `n`-th fallible call from now fail with `code`; zero is the next one.
+    /// Make the `n`-th fallible call from now fail with `code`; zero is the next one.
     pub fn fail_call(&self, n: usize, code: Code) {
         self.state().fail_call = Some((n, code));
     }
 
-    /// Takes back the faults that were asked for and have not happened.
+    /// Take back the faults that were asked for and have not happened.
     pub fn clear_faults(&self) {
         let mut state = self.state();
         state.fail_next.clear();
         state.fail_call = None;
     }
 
-    /// What the last failed kernel said, if one has failed; taking it makes the device usable
+    /// Return what the last failed kernel said, if one has failed; taking it makes the device usable
     /// again, which a real one is not.
     #[expect(
         clippy::must_use_candidate,
@@ -299,7 +299,7 @@ impl Sim {
         self.state().failure.take()
     }
 
-    /// What exists on the device.
+    /// Return what exists on the device.
     #[must_use]
     pub fn live(&self) -> Live {
         let state = self.state();
@@ -316,25 +316,25 @@ impl Sim {
         }
     }
 
-    /// The calls made so far, failed ones included.
+    /// Return the calls made so far, failed ones included.
     #[must_use]
     pub fn calls(&self) -> Vec<Call> {
         self.state().calls.clone()
     }
 
-    /// How many operations have run so far.
+    /// Return how many operations have run so far.
     #[must_use]
     pub fn ran(&self) -> u64 {
         self.state().ran
     }
 
-    /// The bytes at an address as they are now, whatever is in flight.
+    /// Return the bytes at an address as they are now, whatever is in flight.
     #[must_use]
     pub fn peek(&self, address: Address, bytes: u64) -> Vec<u8> {
         self.view(address, bytes).to_vec()
     }
 
-    /// The memory at an address, which stays readable and writable after it was freed.
+    /// Return the memory at an address, which stays readable and writable after it was freed.
     #[must_use]
     pub fn view(&self, address: Address, bytes: u64) -> SimMemory {
         self.state().memory.view(address, bytes, "view")
@@ -348,14 +348,14 @@ impl Sim {
         }
     }
 
-    /// Begins an infallible call: logs it.
+    /// Begin an infallible call: log it.
     fn enter_infallible(&self, call: Call) -> Locked<'_> {
         let mut state = self.state();
         state.calls.push(call);
         state
     }
 
-    /// Begins a fallible call: logs it and lets the faults that were asked for happen.
+    /// Begin a fallible call: log it and let the faults that were asked for happen.
     fn enter(&self, call: Call) -> Result<Locked<'_>> {
         let mut state = self.enter_infallible(call);
         if let Some(position) = state.fail_next.iter().position(|(asked, _)| *asked == call) {
@@ -375,7 +375,7 @@ impl Sim {
         }
     }
 
-    /// Begins a call that CUDA calls potentially unsafe: refused while a capture forbids it.
+    /// Begin a call that CUDA calls potentially unsafe: refused while a capture forbids it.
     fn enter_unsafe(&self, call: Call) -> Result<Locked<'_>> {
         let mut state = self.enter(call)?;
         capture::check_unsafe(&mut state, call)?;
@@ -403,7 +403,7 @@ impl fmt::Debug for Sim {
     }
 }
 
-/// The error of a call with an argument that CUDA refuses.
+/// Return the error of a call with an argument that CUDA refuses.
 fn refuse(call: Call, code: Code) -> Error {
     failed(call, code)
 }

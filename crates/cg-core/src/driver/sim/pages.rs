@@ -19,9 +19,9 @@ use crate::driver::PageCalls;
 use crate::driver::handle::{Address, PageHandle};
 use crate::error::{Error, Result};
 
-/// What sizes and addresses are multiples of.
+/// Sizes and addresses are multiples of this.
 const GRANULARITY: u64 = 2 << 20;
-/// Where ranges go whose hint is taken: behind all hints and before all allocations.
+/// Start of the ranges whose hint is taken: behind all hints and before all allocations.
 const ELSEWHERE: u64 = 0x1_0000_0000_0000;
 
 /// Ranges, pages and mappings.
@@ -68,7 +68,7 @@ impl Pages {
         (address - base < mapping.bytes).then_some((Address(*base), mapping.bytes))
     }
 
-    /// The memory of a range, for `user`; none if no address there is reserved.
+    /// Return the memory of a range, for `user`; none if no address there is reserved.
     ///
     /// # Panics
     /// If the range is reserved and not wholly inside one mapping.
@@ -135,19 +135,19 @@ impl Pages {
         self.seen.retain(|seen, _| !(start..end).contains(seen));
     }
 
-    /// Whether one range has all of it. A driver does not look: what it does beyond is undefined.
+    /// Return whether one range has all of it. A driver does not look: what it does beyond is undefined.
     fn is_reserved(&self, start: u64, bytes: u64) -> bool {
         let inside = self.ranges.range(..=start).next_back();
         inside.is_some_and(|(range, size)| start + bytes <= range + size)
     }
 
-    /// Whether nothing is mapped there.
+    /// Return whether nothing is mapped there.
     fn is_mappable(&self, start: u64, bytes: u64) -> bool {
         let before = self.mappings.range(..start + bytes).next_back();
         before.is_none_or(|(other, mapping)| other + mapping.bytes <= start)
     }
 
-    /// The memory of a new mapping: that of before where somebody views it, as fresh memory is.
+    /// Return the memory of a new mapping: that of before where somebody views it, as fresh memory is.
     fn memory_at(&mut self, start: u64, bytes: u64) -> BTreeMap<u64, SimMemory> {
         let end = start + bytes;
         self.seen.retain(|_, seen| seen.bytes.strong_count() > 0);
@@ -194,7 +194,7 @@ impl Seen {
     }
 }
 
-/// Drops a page that is neither mapped nor wanted; its bytes are free again.
+/// Drop a page that is neither mapped nor wanted; its bytes are free again.
 fn collect(state: &mut State, page: u64) {
     let gone = state.memory.pages.created.get(&page);
     if let Some(Page {

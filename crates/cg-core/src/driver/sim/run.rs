@@ -15,7 +15,7 @@ use crate::driver::handle::{Address, StreamHandle};
 use crate::driver::spec::Dim3;
 use crate::error::Result;
 
-/// What a simulated kernel sees of its launch.
+/// A launch, as a simulated kernel sees it.
 pub struct KernelCall<'a> {
     sim: &'a Sim,
     name: &'a str,
@@ -29,7 +29,7 @@ pub struct KernelCall<'a> {
 }
 
 impl KernelCall<'_> {
-    /// The bytes of the `index`-th argument.
+    /// Return the bytes of the `index`-th argument.
     ///
     /// # Panics
     /// If the launch has fewer.
@@ -38,7 +38,7 @@ impl KernelCall<'_> {
         &self.args[index]
     }
 
-    /// The `index`-th argument as a 32-bit number.
+    /// Return the `index`-th argument as a 32-bit number.
     ///
     /// # Panics
     /// If it has another size.
@@ -48,7 +48,7 @@ impl KernelCall<'_> {
         u32::from_le_bytes(bytes.expect("the argument has four bytes"))
     }
 
-    /// The `bytes` bytes that the `index`-th argument points at.
+    /// Return the `bytes` bytes that the `index`-th argument points at.
     ///
     /// # Panics
     /// If the argument is no address, or the range is not inside one live allocation.
@@ -59,7 +59,7 @@ impl KernelCall<'_> {
         self.memory_at(Address(address), bytes)
     }
 
-    /// The `bytes` bytes at an address that the kernel got in some other way.
+    /// Return the `bytes` bytes at an address that the kernel got in some other way.
     ///
     /// # Panics
     /// If the range is not inside one live allocation.
@@ -72,17 +72,17 @@ impl KernelCall<'_> {
 }
 
 thread_local! {
-    /// Whether this thread is running an operation of a simulated device.
+    /// True if this thread is running an operation of a simulated device.
     static IN_OPERATION: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Where a running operation came from.
+/// The origin of a running operation.
 enum Place {
     Head(u64),
     Step(u64, usize),
 }
 
-/// Fails if an earlier kernel has: on a GPU, nothing works after that.
+/// Fail if an earlier kernel has: on a GPU, nothing works after that.
 pub(super) fn check_failure(state: &State, call: Call) -> Result<()> {
     match state.failure {
         Some(_) => Err(refuse(call, Code::LAUNCH_FAILED)),
@@ -90,12 +90,12 @@ pub(super) fn check_failure(state: &State, call: Call) -> Result<()> {
     }
 }
 
-/// Runs one ready operation; false if there is none.
+/// Run one ready operation; false if there is none.
 pub(super) fn step(sim: &Sim) -> bool {
     step_locked(sim, sim.state())
 }
 
-/// Runs until the stream is empty.
+/// Run until the stream is empty.
 pub(super) fn drive_stream(sim: &Sim, stream: StreamHandle) {
     drive_until(sim, |state| {
         state
@@ -105,7 +105,7 @@ pub(super) fn drive_stream(sim: &Sim, stream: StreamHandle) {
     });
 }
 
-/// Runs until `done` holds.
+/// Run until `done` holds.
 ///
 /// # Panics
 /// If nothing can run and nothing is running, which would be for ever.
@@ -178,7 +178,7 @@ impl Drop for Running<'_> {
     }
 }
 
-/// Takes finished markers and replays from the heads of the streams.
+/// Take finished markers and replays from the heads of the streams.
 pub(super) fn retire(state: &mut State) {
     let mut changed = true;
     while changed {
@@ -209,7 +209,7 @@ pub(super) fn retire(state: &mut State) {
         .retain(|_, stream| !stream.dying || stream.busy || !stream.queue.is_empty());
 }
 
-/// A ready operation, by seeded choice; delayed streams only where nothing else is ready.
+/// Return a ready operation, by seeded choice; delayed streams only where nothing else is ready.
 fn choose(state: &mut State) -> Option<Place> {
     let mut ready = Vec::new();
     let mut delayed = Vec::new();
@@ -245,7 +245,7 @@ fn choose(state: &mut State) -> Option<Place> {
     Some(ready.swap_remove(choice))
 }
 
-/// Whether another stream has an earlier replay of the same exec: its replays never overlap.
+/// Return whether another stream has an earlier replay of the same exec: its replays never overlap.
 fn is_behind(state: &State, own: u64, replay: &Replay) -> bool {
     let others = state.streams.iter().filter(|(handle, _)| **handle != own);
     others.flat_map(|(_, stream)| &stream.queue).any(|item| {
@@ -254,7 +254,7 @@ fn is_behind(state: &State, own: u64, replay: &Replay) -> bool {
     })
 }
 
-/// Marks the operation as running; what it does, if it does anything.
+/// Mark the operation as running; what it does, if it does anything.
 fn start(state: &mut State, place: &Place) -> Option<Work> {
     let (Place::Head(handle) | Place::Step(handle, _)) = place;
     let stream = state.streams.get_mut(handle).expect("chosen just now");

@@ -17,7 +17,7 @@ use crate::driver::spec::WorkSpec;
 use crate::driver::{CaptureInfo, CaptureMode, CaptureStatus, StreamCalls};
 use crate::error::Result;
 
-/// What waits in a stream.
+/// An operation that waits in a stream.
 pub(super) enum Item {
     Work(Work),
     /// Marks this record of the event as reached.
@@ -47,10 +47,10 @@ pub(super) struct Captured {
 
 #[derive(Default)]
 pub(super) struct Event {
-    /// How often it was recorded, and the last record that was reached.
+    /// Number of times it was recorded, and the last record that was reached.
     pub(super) recorded: u64,
     pub(super) reached: u64,
-    /// Where it was last recorded in a capture.
+    /// The capture in which it was last recorded.
     pub(super) captured: Option<Captured>,
 }
 
@@ -68,7 +68,7 @@ pub(super) fn event(state: &mut State, event: EventHandle) -> &mut Event {
     }
 }
 
-/// Enqueues an operation, or records it where the stream captures.
+/// Enqueue an operation, or record it where the stream captures.
 pub(super) fn enqueue(
     state: &mut State,
     stream: StreamHandle,
@@ -83,7 +83,7 @@ pub(super) fn enqueue(
     Ok(())
 }
 
-/// What is in flight on a range of memory, in words.
+/// Return what is in flight on a range of memory, in words.
 pub(super) fn in_flight_on(state: &State, address: Address, bytes: u64) -> Option<String> {
     let end = address.0 + bytes;
     let touches = |work: &Work| {
@@ -101,7 +101,7 @@ pub(super) fn in_flight_on(state: &State, address: Address, bytes: u64) -> Optio
     })
 }
 
-/// The stream on which a replay of the exec is in flight.
+/// Return the stream on which a replay of the exec is in flight.
 pub(super) fn replaying(state: &State, exec: ExecHandle) -> Option<u64> {
     let found = state.streams.iter().find(|(_, stream)| {
         let mut items = stream.queue.iter();

@@ -21,7 +21,7 @@ pub(super) enum NodeWork {
 }
 
 impl NodeWork {
-    /// The graphs that belong to the node.
+    /// Return the graphs that belong to the node.
     pub(super) fn bodies(&self) -> &[GraphHandle] {
         match self {
             Self::Child(child) => std::slice::from_ref(child),
@@ -48,7 +48,7 @@ pub(super) struct Graph {
     pub(super) nodes: BTreeMap<NodeHandle, Node>,
     /// The graph whose child this is.
     pub(super) parent: Option<GraphHandle>,
-    /// Where this is a copy: its nodes by those that they are copies of.
+    /// In a copy: its nodes by those that they are copies of.
     pub(super) copies: HashMap<NodeHandle, NodeHandle>,
 }
 
@@ -63,7 +63,7 @@ pub(super) fn insert(graph: &mut Graph, node: NodeHandle, work: NodeWork, after:
     graph.nodes.insert(node, Node { work, before });
 }
 
-/// A new empty graph.
+/// Return a new empty graph.
 pub(super) fn create(state: &mut State) -> GraphHandle {
     let handle = state.fresh();
     state.graphs.insert(handle, Graph::default());
@@ -71,7 +71,7 @@ pub(super) fn create(state: &mut State) -> GraphHandle {
 }
 
 impl Sim {
-    /// Adds a conditional node that chooses from copies of `bodies`, as code that is not ours may
+    /// Add a conditional node that chooses from copies of `bodies`, as code that is not ours may
     /// have captured one. It is there to be looked at: a replay of it panics.
     ///
     /// # Errors
@@ -103,7 +103,7 @@ pub(super) const TELLS_IDS: u32 = 13_010;
 /// The first driver that tells what a conditional node chooses from.
 pub(super) const TELLS_BODIES: u32 = 13_020;
 
-/// The number of an object; handles are multiples of 16.
+/// Return the number of an object; handles are multiples of 16.
 pub(super) fn id(handle: u64) -> u32 {
     u32::try_from(handle >> 4).expect("fewer handles are given out")
 }
@@ -138,7 +138,7 @@ pub(super) fn destroy(state: &mut State, handle: GraphHandle) {
     state.trash.push(Box::new(removed));
 }
 
-/// A copy of a graph with new node handles, children copied too.
+/// Return a copy of a graph with new node handles, children copied too.
 pub(super) fn copy(
     state: &mut State,
     original: GraphHandle,

@@ -1,4 +1,4 @@
-//! What simulated streams and nodes do: operations with their handles resolved.
+//! Operations of simulated streams and nodes, with their handles resolved.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -82,7 +82,7 @@ pub(super) enum Work {
 }
 
 impl Work {
-    /// A closure as a kernel of one thread.
+    /// Return a closure as a kernel of one thread.
     pub(super) fn closure(name: &str, kernel: Arc<KernelFn>) -> Self {
         Self::Kernel {
             function: Arc::new(Function {
@@ -155,7 +155,7 @@ impl Work {
         })
     }
 
-    /// The memory that is known to be touched: start and bytes.
+    /// Return the memory that is known to be touched: start and bytes.
     pub(super) fn ranges(&self) -> Vec<(u64, u64)> {
         match self {
             Self::Memcpy { dst, src, bytes } => vec![(dst.0, *bytes), (src.0, *bytes)],
@@ -169,7 +169,7 @@ impl Work {
         }
     }
 
-    /// The 8-byte words of a kernel's arguments.
+    /// Return the 8-byte words of a kernel's arguments.
     pub(super) fn words(&self) -> Vec<u64> {
         let Self::Kernel { args, .. } = self else {
             return Vec::new();
@@ -226,7 +226,7 @@ impl Work {
     }
 }
 
-/// What a host node calls; its address stands for that of the driver's callback.
+/// The call of a host node; its address stands for that of the driver's callback.
 pub(super) fn call_host(function: &HostFunction) {
     (function.0)();
 }

@@ -1,0 +1,213 @@
+//! `Pool` and `Block`: segments for torch, and memory of the simulator that CPU tensors can lie in.
+
+use cg_core::{Address, Keep, Sim, SimMemory};
+use pyo3::prelude::*;
+
+use super::Device;
+use super::allocator::Lease;
+use super::sim;
+use super::stream::Stream;
+use crate::detach::detached;
+use crate::error::{argument, state};
+
+/// Segments that a set of captures allocates from.
+#[pyclass(frozen, module = "cgraph._core")]
+pub(crate) struct Pool {
+    pub(crate) core: cg_core::Pool,
+    /// The simulator, for a simulated device; torch takes segments only on others.
+    sim: Option<Sim>,
+    lease: Option<Lease>,
+}
+
+#[pymethods]
+impl Pool {
+    #[new]
+    #[pyo3(signature = (device, *, sim=None, limit=None, base=None, range_bytes=None))]
+    fn new(
+        py: Python<'_>,
+        device: &Device,
+        sim: Option<&sim::Sim>,
+        limit: Option<u64>,
+        base: Option<u64>,
+        range_bytes: Option<u64>,
+    ) -> PyResult<Self> {
+        let mut builder = cg_core::Pool::builder(&device.core);
+        if let Some(limit) = limit {
+            builder = builder.limit(limit);
+        }
+        if let Some(base) = base {
+            builder = builder.base(Address(base));
+        }
+        if let Some(bytes) = range_bytes {
+            builder = builder.range_bytes(bytes);
+        }
+        let core = builder.build();
+        let lease = match sim {
+            None => Some(Lease::new(py, &core)?),
+            Some(_) => None,
+        };
+        Ok(Self {
+            core,
+            sim: sim.map(|sim| sim.core.clone()),
+            lease,
+        })
+    }
+
+    /// Return a number that no other pool has.
+    #[getter]
+    fn id(&self) -> u64 {
+        self.core.id()
+    }
+
+    /// Return its device.
+    #[getter]
+    fn device(&self) -> Device {
+        Device {
+            core: self.core.device().clone(),
+        }
+    }
+
+    /// Return the most bytes that its segments may have.
+    #[getter]
+    fn limit(&self) -> Option<u64> {
+        self.core.limit()
+    }
+
+    /// Return whether its memory is given back.
+    #[getter]
+    fn is_paused(&self, py: Python<'_>) -> bool {
+        py.detach(|| self.core.is_paused())
+    }
+
+    /// Return a number for the functions that torch's allocator is to call, and their addresses; of a CUDA
+    /// device only.
+    fn functions(&self) -> PyResult<(usize, usize, usize)> {
+        let lease = self.lease.as_ref();
+        let lease = lease.ok_or_else(|| state("torch takes no segments of the simulator"))?;
+        Ok(lease.functions())
+    }
+
+    /// Return a block for work on a stream; given back when the last reference to it goes. Of the simulator
+    /// only.
+    fn allocate(&self, py: Python<'_>, stream: &Stream, bytes: u64) -> PyResult<Block> {
+        let sim = self.sim.as_ref();
+        let sim = sim.ok_or_else(|| state("blocks of a CUDA pool are torch's"))?;
+        let memory = detached(py, || self.core.allocate(&stream.core, bytes))?;
+        Ok(Block::new(sim, memory))
+    }
+
+    /// Return the segments of the simulator, whole.
+    fn segments(&self) -> Vec<Block> {
+        let views = self.sim.iter().flat_map(|sim| {
+            let segments = self.core.segments();
+            segments.into_iter().map(|memory| Block::new(sim, memory))
+        });
+        views.collect()
+    }
+
+    /// Bytes of its segments.
+    #[getter]
+    fn reserved(&self, py: Python<'_>) -> u64 {
+        py.detach(|| self.core.reserved())
+    }
+
+    /// Bytes by name, as `cg_core::PoolStats` has them.
+    fn stats(&self, py: Python<'_>) -> [(&'static str, u64); 7] {
+        let stats = py.detach(|| self.core.stats());
+        [
+            ("in_use", stats.in_use),
+            ("peak", stats.peak),
+            ("reserved", stats.reserved),
+            ("mapped", stats.mapped),
+            ("leaving", stats.leaving),
+            ("kept", stats.kept),
+            ("addresses", stats.addresses),
+        ]
+    }
+
+    /// Addres, bytes and bytes in use of each segment.
+    fn segment_stats(&self, py: Python<'_>) -> Vec<(u64, u64, u64)> {
+        let segments = py.detach(|| self.core.stats().segments);
+        let sizes = segments
+            .iter()
+            .map(|segment| (segment.address.0, segment.bytes, segment.in_use));
+        sizes.collect()
+    }
+
+    /// Start and bytes of each range of addresses.
+    fn ranges(&self, py: Python<'_>) -> Vec<(u64, u64)> {
+        let ranges = py.detach(|| self.core.ranges());
+        ranges
+            .iter()
+            .map(|(start, bytes)| (start.0, *bytes))
+            .collect()
+    }
+
+    /// Give wholly free segments back; how many bytes that were.
+    fn trim(&self, py: Python<'_>) -> PyResult<u64> {
+        detached(py, || self.core.trim())
+    }
+
+    /// Give all memory back: `discard` or `host` says what becomes of the contents.
+    fn pause(&self, py: Python<'_>, keep: &str) -> PyResult<()> {
+        let keep = match keep {
+            "discard" => Keep::Discard,
+            "host" => Keep::Host,
+            other => {
+                let given = format!("{other:?}");
+                return Err(argument("keep", &given, "\"discard\" or \"host\""));
+            }
+        };
+        detached(py, || self.core.pause(keep))
+    }
+
+    /// Map memory at the same addresses again.
+    fn resume(&self, py: Python<'_>) -> PyResult<()> {
+        if !self.is_paused(py) {
+            let (id, device) = (self.core.id(), self.core.device().name());
+            let text = format!("pool {id} of {device} is not paused: call its pause() first");
+            return Err(state(text));
+        }
+        detached(py, || self.core.resume())
+    }
+}
+
+/// A range of simulated device memory, with the host memory behind it.
+#[pyclass(frozen, weakref, module = "cgraph._core")]
+pub(crate) struct Block {
+    memory: cg_core::Memory,
+    view: SimMemory,
+}
+
+impl Block {
+    fn new(sim: &Sim, memory: cg_core::Memory) -> Self {
+        let view = sim.view(memory.address(), memory.bytes());
+        Self { memory, view }
+    }
+}
+
+#[pymethods]
+impl Block {
+    /// Return where it starts on the device.
+    #[getter]
+    fn address(&self) -> u64 {
+        self.memory.address().0
+    }
+
+    /// Return where the host memory behind it starts.
+    #[getter]
+    fn host_address(&self) -> usize {
+        self.view.as_ptr().addr()
+    }
+
+    /// Return how many bytes it has.
+    #[getter]
+    fn nbytes(&self) -> usize {
+        self.view.bytes()
+    }
+
+    /// Overwrite it with the simulator's poison.
+    fn poison(&self) {
+        self.view.copy_from(&vec![0xFF; self.view.bytes()]);
+    }
+}

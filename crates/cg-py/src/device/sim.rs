@@ -1,0 +1,147 @@
+//! `Sim`: the simulated driver, and Python callables as its kernels.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use cg_core::{Call, Code, Condition};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use super::stream::Stream;
+use super::template::Template;
+use crate::detach::detached;
+use crate::error::argument;
+
+/// A simulated device and its driver.
+#[pyclass(frozen, module = "cgraph._core")]
+pub(crate) struct Sim {
+    pub(crate) core: cg_core::Sim,
+    /// The exception of the last failed kernel.
+    raised: Arc<Mutex<Option<PyErr>>>,
+}
+
+#[pymethods]
+impl Sim {
+    #[new]
+    #[pyo3(signature = (*, seed=0, memory=16 << 30, driver_version=13_000))]
+    fn new(seed: u64, memory: u64, driver_version: u32) -> Self {
+        let core = cg_core::Sim::builder()
+            .seed(seed)
+            .memory(memory)
+            .driver_version(driver_version)
+            .build();
+        Self {
+            core,
+            raised: Arc::default(),
+        }
+    }
+
+    /// Enqueue a callable as a kernel, or record it where the stream captures.
+    fn launch(
+        &self,
+        py: Python<'_>,
+        stream: &Stream,
+        name: &str,
+        kernel: Py<PyAny>,
+    ) -> PyResult<()> {
+        let raised = Arc::clone(&self.raised);
+        let closure = move |_: &cg_core::KernelCall<'_>| {
+            Python::attach(|py| {
+                kernel.call0(py).map(|_| ()).map_err(|error| {
+                    let text = error.to_string();
+                    *raised.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+                    text
+                })
+            })
+        };
+        let handle = stream.core.handle();
+        detached(py, || {
+            self.core.launch_closure(handle, name, Arc::new(closure))
+        })
+    }
+
+    /// Add a conditional node of the kind `if` that chooses from copies of the bodies.
+    fn add_conditional(
+        &self,
+        py: Python<'_>,
+        template: &Template,
+        bodies: Vec<PyRef<'_, Template>>,
+    ) -> PyResult<()> {
+        let graph = template.core.handle();
+        let bodies: Vec<_> = bodies.into_iter().map(|b| b.core.handle()).collect();
+        detached(py, || {
+            self.core
+                .add_conditional(graph, &[], Condition::If, &bodies)
+                .map(|_| ())
+        })
+    }
+
+    /// Raise what the last failed kernel raised, and make the device usable again.
+    pub(crate) fn raise_failure(&self) -> PyResult<()> {
+        let text = self.core.take_failure();
+        let raised = self
+            .raised
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        match (text, raised) {
+            (_, Some(error)) => Err(error),
+            (Some(text), None) => Err(crate::error::state(text)),
+            (None, None) => Ok(()),
+        }
+    }
+
+    /// Run one ready operation; false if there is none.
+    fn step(&self, py: Python<'_>) -> bool {
+        py.detach(|| self.core.step())
+    }
+
+    /// Run until nothing is in flight.
+    fn drive(&self, py: Python<'_>) {
+        py.detach(|| self.core.drive());
+    }
+
+    /// Hold a stream's work back until nothing else can run.
+    fn delay(&self, stream: &Stream, delayed: bool) {
+        self.core.delay(stream.core.handle(), delayed);
+    }
+
+    /// Make the next call of this CUDA name fail with this code.
+    fn fail_next(&self, call: &str, code: u32) -> PyResult<()> {
+        let found = Call::ALL.iter().find(|known| known.symbol() == call);
+        let found =
+            found.ok_or_else(|| argument("call", call, "the CUDA name of a call cgraph makes"))?;
+        self.core.fail_next(*found, Code(code));
+        Ok(())
+    }
+
+    /// Make the n-th fallible call from now fail with this code; zero is the next one.
+    fn fail_call(&self, n: usize, code: u32) {
+        self.core.fail_call(n, Code(code));
+    }
+
+    /// Take back faults that have not happened.
+    fn clear_faults(&self) {
+        self.core.clear_faults();
+    }
+
+    /// Return how many objects of each kind exist.
+    fn live<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let live = self.core.live();
+        let counts = PyDict::new(py);
+        counts.set_item("memory", live.memory)?;
+        counts.set_item("ranges", live.ranges)?;
+        counts.set_item("pages", live.pages)?;
+        counts.set_item("pinned", live.pinned)?;
+        counts.set_item("modules", live.modules)?;
+        counts.set_item("streams", live.streams)?;
+        counts.set_item("events", live.events)?;
+        counts.set_item("graphs", live.graphs)?;
+        counts.set_item("execs", live.execs)?;
+        Ok(counts)
+    }
+
+    /// CUDA's names of the calls made so far.
+    fn calls(&self) -> Vec<&'static str> {
+        self.core.calls().iter().map(|call| call.symbol()).collect()
+    }
+}

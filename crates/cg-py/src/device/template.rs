@@ -1,0 +1,112 @@
+//! `Template`: what Python sees of a graph that can change.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use cg_core::Node;
+use pyo3::prelude::*;
+
+use super::Device;
+use super::pool::Pool;
+use crate::detach::detached;
+use crate::raw;
+
+/// A node's name, an address, and start and size of the allocation.
+type NamedAddress = (Option<String>, u64, u64, u64);
+
+/// A graph that can change and cannot run.
+#[pyclass(frozen, module = "cgraph._core")]
+pub(crate) struct Template {
+    pub(crate) core: Arc<cg_core::Template>,
+}
+
+impl Template {
+    pub(crate) fn new(core: cg_core::Template) -> Self {
+        Self {
+            core: Arc::new(core),
+        }
+    }
+}
+
+#[pymethods]
+impl Template {
+    /// Return a graph of somebody else, who keeps it alive.
+    #[staticmethod]
+    fn from_raw(device: &Device, handle: u64) -> Self {
+        Self::new(raw::template(&device.core, handle))
+    }
+
+    /// Return the raw graph.
+    #[getter]
+    fn handle(&self) -> u64 {
+        self.core.handle().0
+    }
+
+    /// Return the number by which tools know the graph; none from a driver older than CUDA 13.1.
+    #[getter]
+    fn graph_id(&self, py: Python<'_>) -> PyResult<Option<u32>> {
+        detached(py, || self.core.graph_id())
+    }
+
+    /// Return how many nodes it has; those of child graphs are not counted.
+    fn node_count(&self, py: Python<'_>) -> PyResult<usize> {
+        detached(py, || self.core.node_count())
+    }
+
+    /// Return how many nodes it has, those of child graphs included.
+    fn count(&self, py: Python<'_>) -> PyResult<usize> {
+        Ok(detached(py, || self.core.data())?.count())
+    }
+
+    /// Return what its nodes name by address: the name of the node, the address, and start and size of the
+    /// allocation that it lies in.
+    fn addresses(&self, py: Python<'_>) -> PyResult<Vec<NamedAddress>> {
+        let found = detached(py, || self.core.addresses())?;
+        let named = found
+            .into_iter()
+            .map(|one| (one.name, one.address.0, one.base.0, one.bytes));
+        Ok(named.collect())
+    }
+
+    /// Nodes and edges as JSON text.
+    fn json(&self, py: Python<'_>) -> PyResult<String> {
+        Ok(detached(py, || self.core.data())?.json())
+    }
+
+    /// Nodes and edges as a Graphviz graph.
+    fn dot(&self, py: Python<'_>, verbose: bool) -> PyResult<String> {
+        Ok(detached(py, || self.core.data())?.dot(verbose))
+    }
+
+    /// Add a node that runs a copy of another template, after no other node.
+    fn add_child(&self, py: Python<'_>, child: &Self) -> PyResult<()> {
+        detached(py, || self.core.add_child(&child.core, &[]).map(|_| ()))
+    }
+
+    /// Return a copy, with nodes of its own.
+    fn copy(&self, py: Python<'_>) -> PyResult<Self> {
+        Ok(Self::new(detached(py, || self.core.try_clone())?))
+    }
+
+    /// Return a copy, and its raw nodes by those that they are copies of.
+    fn copy_mapped(&self, py: Python<'_>) -> PyResult<(Self, HashMap<u64, u64>)> {
+        let (core, copies) = detached(py, || self.core.try_clone_mapped())?;
+        let raw = |(node, copied): (Node, Node)| (node.handle().0, copied.handle().0);
+        Ok((Self::new(core), copies.into_iter().map(raw).collect()))
+    }
+
+    /// Remove all nodes.
+    fn clear(&self, py: Python<'_>) -> PyResult<()> {
+        detached(py, || self.core.clear())
+    }
+
+    /// Keep an object alive as long as the template, its execs and their replays in flight.
+    fn retain(&self, object: Py<PyAny>) {
+        self.core.retain(Arc::new(object));
+    }
+
+    /// Keep a pool's segments alive as long as the template and its execs.
+    fn retain_pool(&self, pool: &Pool) {
+        self.core.retain(pool.core.retained());
+    }
+}

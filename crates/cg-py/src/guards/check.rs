@@ -1,0 +1,231 @@
+//! `Check`: the object that must be at a place.
+
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyFrozenSet, PyInt, PyString, PyTuple, PyType};
+use pyo3::{PyTraverseError, PyVisit};
+
+use super::guarded_tensor::GuardedTensor;
+use super::object_access::{attributes_of, length_of};
+use super::plain_value::PlainValue;
+use crate::error::argument;
+use crate::raw;
+use crate::tensors::TensorReader;
+
+/// The object that must be at a place.
+pub(super) enum Check {
+    /// A value of the same class that is equal.
+    PlainValue(Box<PlainValue>),
+    /// The very same object.
+    Is(Py<PyAny>),
+    Missing,
+    /// An object of just this class.
+    Kind(Py<PyType>),
+    /// A container of just this class with so many items.
+    Length(Py<PyType>, usize),
+    /// A dictionary with so many items, or without some.
+    Dict(Py<PyType>, Option<usize>, Absent),
+    /// An object without some attributes of its own.
+    Object(Py<PyType>, Absent),
+    Set(Py<PyType>, Box<Members>),
+    Tensor(Box<GuardedTensor>),
+}
+
+/// Names under which there must be nothing.
+pub(super) struct Absent(pub(super) Box<[Py<PyString>]>);
+
+/// The members of a set.
+pub(super) struct Members {
+    of: Py<PyFrozenSet>,
+    /// True if they are all texts, or all whole numbers, so that others can be equal to them.
+    are_plain: bool,
+}
+
+impl Check {
+    /// Read `("plain", value)`, `("is", object)`, `("missing",)`, `("kind", class)`, `("list", class,
+    /// length)`, `("dict", class, length or None, absent)`, `("object", class, absent)`, `("set", class,
+    /// members)` or `("tensor", tensor)`.
+    pub(super) fn parse(
+        from: &Bound<'_, PyTuple>,
+        reader: Option<&Py<TensorReader>>,
+    ) -> PyResult<Self> {
+        let kind: String = from.get_item(0)?.extract()?;
+        let value = from.get_item(1);
+        let class =
+            || -> PyResult<Py<PyType>> { Ok(from.get_item(1)?.cast_into::<PyType>()?.unbind()) };
+        Ok(match kind.as_str() {
+            "plain" => Self::PlainValue(Box::new(PlainValue::new(&value?))),
+            "is" => Self::Is(value?.unbind()),
+            "missing" => Self::Missing,
+            "kind" => Self::Kind(class()?),
+            "list" => Self::Length(class()?, from.get_item(2)?.extract()?),
+            "dict" => {
+                let (count, absent) = (from.get_item(2)?, Absent::new(&from.get_item(3)?)?);
+                Self::Dict(class()?, count.extract()?, absent)
+            }
+            "object" => Self::Object(class()?, Absent::new(&from.get_item(2)?)?),
+            "set" => {
+                let members = from.get_item(2)?.cast_into::<PyFrozenSet>()?;
+                Self::Set(class()?, Box::new(Members::new(members)))
+            }
+            "tensor" => {
+                let none = || argument("the reader of a tensor", "None", "a TensorReader");
+                let reader = reader.ok_or_else(none)?;
+                Self::Tensor(Box::new(GuardedTensor::new(&value?, reader)?))
+            }
+            _ => {
+                let expected = "plain, is, missing, kind, list, dict, object, set or tensor";
+                return Err(argument("the check of a place", &kind, expected));
+            }
+        })
+    }
+
+    pub(super) fn is_missing(&self) -> bool {
+        matches!(self, Self::Missing)
+    }
+
+    /// Return the class that is there, if something must be there.
+    pub(super) fn class<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyType>> {
+        match self {
+            Self::Missing => None,
+            Self::Is(object) => Some(object.bind(py).get_type()),
+            Self::PlainValue(plain) => Some(plain.value(py).get_type()),
+            Self::Tensor(tensor) => Some(tensor.class().bind(py).clone()),
+            Self::Kind(class)
+            | Self::Length(class, _)
+            | Self::Dict(class, ..)
+            | Self::Object(class, _)
+            | Self::Set(class, _) => Some(class.bind(py).clone()),
+        }
+    }
+
+    /// Return whether the same object may be another one inside, of which nobody tells.
+    pub(super) fn is_untracked(&self, py: Python<'_>) -> bool {
+        match self {
+            Self::Tensor(_) => true,
+            Self::Length(class, _) => !class.bind(py).is_subclass_of::<PyTuple>().unwrap_or(false),
+            Self::Set(class, _) => !class.bind(py).is(py.get_type::<PyFrozenSet>()),
+            _ => false,
+        }
+    }
+
+    /// Return whether what is there fits.
+    pub(super) fn fits(&self, now: Option<&Bound<'_, PyAny>>) -> bool {
+        let Some(now) = now else {
+            return self.is_missing();
+        };
+        match self {
+            Self::PlainValue(plain) => plain.fits(now),
+            Self::Is(object) => now.is(object),
+            Self::Missing => false,
+            Self::Dict(.., absent) => {
+                self.still_fits(now) && now.cast().is_ok_and(|dict| absent.are_absent(dict))
+            }
+            Self::Object(_, absent) => {
+                self.still_fits(now)
+                    && (absent.0.is_empty()
+                        || attributes_of(now).is_none_or(|all| absent.are_absent(&all.dict)))
+            }
+            _ => self.still_fits(now),
+        }
+    }
+
+    /// The same of an object that has fitted, but for names that must be absent.
+    #[inline]
+    pub(super) fn still_fits(&self, now: &Bound<'_, PyAny>) -> bool {
+        let is_of = |class: &Py<PyType>| now.get_type_ptr().cast() == class.as_ptr();
+        match self {
+            Self::PlainValue(_) | Self::Is(_) => true,
+            Self::Missing => false,
+            Self::Kind(class) | Self::Object(class, _) | Self::Dict(class, None, _) => is_of(class),
+            Self::Length(class, count) => {
+                is_of(class) && length_of(now).is_ok_and(|length| length == *count)
+            }
+            Self::Dict(class, Some(count), _) => {
+                is_of(class) && now.cast::<PyDict>().is_ok_and(|now| now.len() == *count)
+            }
+            Self::Set(class, members) => is_of(class) && members.are_in(now),
+            Self::Tensor(tensor) => tensor.fits(now),
+        }
+    }
+
+    /// Return the names that must not be in the dictionary that is there, or among the attributes.
+    pub(super) fn absent(&self) -> Option<&Absent> {
+        match self {
+            Self::Dict(.., absent) | Self::Object(_, absent) => {
+                Some(absent).filter(|absent| !absent.0.is_empty())
+            }
+            _ => None,
+        }
+    }
+
+    pub(super) fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
+        match self {
+            Self::PlainValue(plain) => plain.traverse(visit),
+            Self::Is(object) => visit.call(object),
+            Self::Missing => Ok(()),
+            Self::Kind(class)
+            | Self::Length(class, _)
+            | Self::Dict(class, ..)
+            | Self::Object(class, _) => visit.call(class),
+            Self::Set(class, members) => {
+                visit.call(class)?;
+                visit.call(&members.of)
+            }
+            Self::Tensor(tensor) => tensor.traverse(visit),
+        }
+    }
+}
+
+impl Absent {
+    fn new(names: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let names = names.cast::<PyFrozenSet>()?.iter().map(|name| {
+            let name = name.cast_into::<PyString>()?;
+            Ok(PyString::intern(name.py(), name.to_str()?).unbind())
+        });
+        Ok(Self(names.collect::<PyResult<_>>()?))
+    }
+
+    /// Return whether a dictionary has none of them.
+    pub(super) fn are_absent(&self, dict: &Bound<'_, PyDict>) -> bool {
+        let mut names = self.0.iter();
+        names.all(|name| raw::item_address(dict, name.bind(dict.py()).as_any()) == Some(0))
+    }
+}
+
+impl Members {
+    fn new(of: Bound<'_, PyFrozenSet>) -> Self {
+        Self {
+            are_plain: are_plain(&of),
+            of: of.unbind(),
+        }
+    }
+
+    /// Return whether a set has just these.
+    fn are_in(&self, set: &Bound<'_, PyAny>) -> bool {
+        let then = self.of.bind(set.py());
+        if length_of(set).ok() != Some(then.len()) {
+            return false;
+        }
+        // Python copies sets in its own way, whatever a derived class has for others.
+        let copied = set.py().get_type::<PyFrozenSet>().call1((set,));
+        let Ok(Ok(now)) = copied.map(Bound::cast_into::<PyFrozenSet>) else {
+            return false;
+        };
+        if self.are_plain && are_plain(&now) {
+            return now.eq(then).unwrap_or(false);
+        }
+        addresses(&now) == addresses(then)
+    }
+}
+
+/// Return whether the members of a set are all texts, or all whole numbers: 1 and True are two.
+fn are_plain(set: &Bound<'_, PyFrozenSet>) -> bool {
+    set.iter().all(|one| one.is_exact_instance_of::<PyInt>())
+        || set.iter().all(|one| one.is_exact_instance_of::<PyString>())
+}
+
+fn addresses(set: &Bound<'_, PyFrozenSet>) -> Vec<usize> {
+    let mut all: Vec<usize> = set.iter().map(|one| one.as_ptr().addr()).collect();
+    all.sort_unstable();
+    all
+}

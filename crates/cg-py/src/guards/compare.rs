@@ -1,0 +1,274 @@
+//! The comparison that a call makes.
+
+use pyo3::prelude::*;
+
+use super::Guards;
+use super::last_values::{LastValues, ObjectChange};
+use super::place::{Inside, Place, Untracked};
+
+/// Result of comparing an object at a place with the last one there.
+enum Compared {
+    Same,
+    /// Another object that fits as well, and that other places are in.
+    Moved,
+    Other,
+}
+
+impl Guards {
+    /// Return whether all places are as they must be, where `objects` are those of the call.
+    #[inline]
+    pub(crate) fn fits<'py>(&self, py: Python<'py>, objects: &[Bound<'py, PyAny>]) -> bool {
+        // A call that a call has led to, as by a key with a comparison of its own, does not know.
+        let Some(mut state) = self.state.take(py) else {
+            return false;
+        };
+        if !self.places.given.is_empty() {
+            self.take_given(py, &mut state, objects);
+        }
+        state.tracker.compare_versions(py);
+        let quick = if self.is_tracked && !self.marks.are_there() {
+            self.look_at_untracked(py, &mut state, objects)
+        } else {
+            None
+        };
+        let fits = match quick {
+            Some(fits) => fits,
+            None if self.is_tracked => self.look_at_marked(py, &mut state, objects),
+            None => self.look_at_all(py, &mut state, objects),
+        };
+        state.has_fitted = fits;
+        self.let_go(py, &mut state);
+        let dropped = std::mem::take(&mut state.dropped);
+        self.state.replace(py, Some(state));
+        drop(dropped);
+        fits
+    }
+
+    /// Compare the objects of a call with those of the last one.
+    fn take_given(&self, py: Python<'_>, state: &mut LastValues, objects: &[Bound<'_, PyAny>]) {
+        for (i, inside) in self.places.given.iter().enumerate() {
+            let held = state.places[inside.root].value.as_ref();
+            match state.given[i].take(objects.get(inside.number), held) {
+                ObjectChange::Held | ObjectChange::New(false) => {}
+                ObjectChange::Again => inside.all.iter().for_each(|place| self.marks.put(*place)),
+                ObjectChange::New(true) => {
+                    for place in &inside.all {
+                        state.forget(py, *place);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Forget what objects have in them that are not held.
+    fn let_go(&self, py: Python<'_>, state: &mut LastValues) {
+        for (i, inside) in self.places.given.iter().enumerate() {
+            if !state.given[i].is_held {
+                for place in &inside.all {
+                    state.forget(py, *place);
+                }
+            }
+        }
+    }
+
+    /// Look at what nobody tells of; none if more has to be looked at then.
+    #[inline]
+    fn look_at_untracked<'py>(
+        &self,
+        py: Python<'py>,
+        state: &mut LastValues,
+        objects: &[Bound<'py, PyAny>],
+    ) -> Option<bool> {
+        match self.compare_untracked(py, state, &self.places.untracked, objects) {
+            Compared::Same => {}
+            Compared::Moved => return None,
+            Compared::Other => return Some(false),
+        }
+        for (i, inside) in self.places.given.iter().enumerate() {
+            if !state.given[i].is_held {
+                if !self.look_inside(py, state, inside, objects) {
+                    return Some(false);
+                }
+                continue;
+            }
+            match self.compare_untracked(py, state, &inside.untracked, objects) {
+                Compared::Same => {}
+                Compared::Moved => return None,
+                Compared::Other => return Some(false),
+            }
+        }
+        Some(true)
+    }
+
+    /// Compare places that nobody tells of, up to the first that is not the same.
+    #[inline]
+    fn compare_untracked<'py>(
+        &self,
+        py: Python<'py>,
+        state: &mut LastValues,
+        places: &[Untracked],
+        objects: &[Bound<'py, PyAny>],
+    ) -> Compared {
+        for untracked in places {
+            if untracked.moves {
+                match self.compare(py, state, untracked.place, true, false, objects) {
+                    Compared::Same => continue,
+                    other => return other,
+                }
+            }
+            // Most of these are tensors.
+            let value = state.places[untracked.place].value.as_ref();
+            let check = &self.places.all[untracked.place].check;
+            if !value.is_some_and(|value| check.still_fits(value.bind(py))) {
+                return Compared::Other;
+            }
+        }
+        Compared::Same
+    }
+
+    /// Look at all places.
+    fn look_at_all<'py>(
+        &self,
+        py: Python<'py>,
+        state: &mut LastValues,
+        objects: &[Bound<'py, PyAny>],
+    ) -> bool {
+        (0..self.places.all.len()).all(|i| {
+            let compared = self.compare(py, state, i, true, true, objects);
+            !matches!(compared, Compared::Other)
+        })
+    }
+
+    /// Look at what Python has told of, and at what nobody tells of.
+    fn look_at_marked<'py>(
+        &self,
+        py: Python<'py>,
+        state: &mut LastValues,
+        objects: &[Bound<'py, PyAny>],
+    ) -> bool {
+        let changes = self.marks.changes();
+        for (i, is_untracked) in self.places.are_untracked.iter().enumerate() {
+            let is_marked = self.marks.has(i);
+            let place = &self.places.all[i];
+            if !(is_marked || *is_untracked) || !place.is_held(state) {
+                continue;
+            }
+            // That of a place with a marked parent was found with that one.
+            let finds = place.moves || place.parent.is_none();
+            match self.compare(py, state, i, finds, is_marked, objects) {
+                Compared::Same if !is_marked => continue,
+                Compared::Other => return false,
+                Compared::Same | Compared::Moved => {}
+            }
+            for inside in &place.places {
+                let compared = self.compare(py, state, *inside, true, false, objects);
+                if matches!(compared, Compared::Other) {
+                    return false;
+                }
+            }
+        }
+        for (i, inside) in self.places.given.iter().enumerate() {
+            if !state.given[i].is_held && !self.look_inside(py, state, inside, objects) {
+                return false;
+            }
+        }
+        // What has changed meanwhile, as by a comparison of a key of the user's, is for the next call.
+        if self.marks.changes() == changes {
+            self.marks.clear();
+            state
+                .untracked
+                .iter()
+                .for_each(|place| self.marks.put(*place));
+        }
+        true
+    }
+
+    /// Look at all that is in an object of the caller's.
+    fn look_inside<'py>(
+        &self,
+        py: Python<'py>,
+        state: &mut LastValues,
+        inside: &Inside,
+        objects: &[Bound<'py, PyAny>],
+    ) -> bool {
+        inside.all.iter().all(|place| {
+            let compared = self.compare(py, state, *place, true, true, objects);
+            !matches!(compared, Compared::Other)
+        })
+    }
+
+    /// Compare what is at a place: with `finds` whether the same object is there, with `opens` whether it has the
+    /// same inside.
+    #[inline]
+    fn compare<'py>(
+        &self,
+        py: Python<'py>,
+        state: &mut LastValues,
+        i: usize,
+        finds: bool,
+        mut opens: bool,
+        objects: &[Bound<'py, PyAny>],
+    ) -> Compared {
+        let place = &self.places.all[i];
+        let is_held = place.is_held(state);
+        let is_tracked = self.is_tracked && is_held;
+        let (before, after) = state.places.split_at_mut(i);
+        let now = &mut after[0];
+        let (tracker, dropped) = (&mut state.tracker, &mut state.dropped);
+        let container = place.parent.map(|parent| &before[parent]);
+        let is_other = finds && !place.step.is_unmoved(py, container, now, objects);
+        if is_other {
+            let inside = container.and_then(|container| container.value.as_ref());
+            let inside = inside.map(|inside| inside.bind(py));
+            let value = place.step.find(py, inside, objects);
+            if !place.check.fits(value.as_ref()) {
+                return Compared::Other;
+            }
+            now.forget(py, i, tracker, dropped);
+            now.value = value.map(Bound::unbind);
+            if is_held {
+                now.position = place.step.position(py, container);
+            }
+            opens = true;
+        } else {
+            let fits = match &now.value {
+                Some(value) => place.check.still_fits(value.bind(py)),
+                None => place.check.is_missing(),
+            };
+            if !fits {
+                return Compared::Other;
+            }
+        }
+        if opens && let Some(looks) = &place.looks {
+            let mut are_of_all = true;
+            if looks.at_attributes.is_some() && (is_other || now.attributes.is_some()) {
+                are_of_all = now.open(py, i, tracker, dropped);
+            }
+            if is_tracked
+                && !(are_of_all && now.tell(py, i, tracker, looks))
+                && !state.untracked.contains(&i)
+            {
+                state.untracked.push(i);
+            }
+            // Those of another object have just been looked for.
+            let looks_again = is_tracked || !state.has_fitted;
+            if !now.are_absent(py, &place.check, is_other, looks_again) {
+                return Compared::Other;
+            }
+        }
+        if !is_other || place.places.is_empty() {
+            return Compared::Same;
+        }
+        if is_tracked {
+            self.marks.put(i);
+        }
+        Compared::Moved
+    }
+}
+
+impl Place {
+    /// Return whether what is found here is kept.
+    fn is_held(&self, state: &LastValues) -> bool {
+        self.given.is_none_or(|given| state.given[given].is_held)
+    }
+}

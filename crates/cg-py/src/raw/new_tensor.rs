@@ -1,0 +1,115 @@
+//! New tensors by torch's own allocator, without a call by Python: `torch.empty_strided` takes twice as
+//! long.
+
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::mem::{MaybeUninit, transmute};
+use std::ptr::null_mut;
+
+use pyo3::ffi::PyObject;
+use pyo3::prelude::*;
+
+use super::address;
+use super::stable_functions::Form;
+
+/// `aoti_torch_empty_strided`: dimensions, sizes, strides, dtype, device and where the handle goes.
+type EmptyStrided =
+    unsafe extern "C" fn(i64, *const i64, *const i64, i32, i32, i32, *mut *mut c_void) -> i32;
+type DataPtr = unsafe extern "C" fn(*mut c_void, *mut *mut c_void) -> i32;
+type Delete = unsafe extern "C" fn(*mut c_void) -> i32;
+/// `THPVariable_Wrap`. It takes an `at::TensorBase` by reference, or by value, which is a reference as
+/// well, since such an object has a destructor, which its owner calls.
+type Wrap = unsafe extern "C-unwind" fn(*mut c_void) -> *mut PyObject;
+
+/// The functions.
+pub(crate) struct NewTensor {
+    allocate: EmptyStrided,
+    data_ptr: DataPtr,
+    delete: Delete,
+    wrap: Wrap,
+}
+
+/// A tensor as torch's functions have it until it is deleted: the address of an `at::Tensor`.
+struct Handle<'a> {
+    functions: &'a NewTensor,
+    handle: *mut c_void,
+}
+
+impl Drop for Handle<'_> {
+    fn drop(&mut self) {
+        // SAFETY: `allocate` has made the handle for this owner, who deletes it once.
+        unsafe { (self.functions.delete)(self.handle) };
+    }
+}
+
+impl NewTensor {
+    /// By their names and where they are; none if one is missing.
+    pub(crate) fn find(known: &HashMap<String, usize>) -> Option<Self> {
+        let at = |name| address(known, name).map(|address| address as *const c_void);
+        let (allocate, data_ptr) = (at("empty_strided")?, at("data_ptr")?);
+        let (delete, wrap) = (at("delete")?, at("wrap")?);
+        Some(Self {
+            // SAFETY: `cgraph._torch` has looked these names up in torch's libraries, which are never
+            // unloaded; torch's stable header declares this one so.
+            allocate: unsafe { transmute::<*const c_void, EmptyStrided>(allocate) },
+            // SAFETY: as above.
+            data_ptr: unsafe { transmute::<*const c_void, DataPtr>(data_ptr) },
+            // SAFETY: as above.
+            delete: unsafe { transmute::<*const c_void, Delete>(delete) },
+            // SAFETY: a C++ name says what a function takes, and torch's header that this one returns a
+            // Python object.
+            wrap: unsafe { transmute::<*const c_void, Wrap>(wrap) },
+        })
+    }
+
+    /// Return a new tensor of this form, whose sizes and strides are these, and where its memory is; none if
+    /// torch fails, which tells nobody but stderr why.
+    ///
+    /// # Panics
+    /// If there are not as many strides as sizes.
+    #[inline]
+    pub(crate) fn make<'py>(
+        &self,
+        py: Python<'py>,
+        form: &Form,
+        sizes: &[i64],
+        strides: &[i64],
+    ) -> Option<(Bound<'py, PyAny>, u64)> {
+        assert_eq!(sizes.len(), strides.len(), "a stride for each dimension");
+        let dim = i64::try_from(sizes.len()).ok()?;
+        let (scalar_type, device_type, device_index) = form.codes();
+        let mut handle = MaybeUninit::uninit();
+        // SAFETY: there are as many sizes and strides as dimensions, the codes are what torch has said of
+        // a tensor, and `handle` is valid for one write.
+        let status = unsafe {
+            (self.allocate)(
+                dim,
+                sizes.as_ptr(),
+                strides.as_ptr(),
+                scalar_type,
+                device_type,
+                device_index,
+                handle.as_mut_ptr(),
+            )
+        };
+        if status != 0 {
+            return None;
+        }
+        let handle = Handle {
+            functions: self,
+            // SAFETY: the function says that it has written.
+            handle: unsafe { handle.assume_init() },
+        };
+        let mut address = null_mut();
+        // SAFETY: the handle is a tensor's, and `address` is valid for one write.
+        if unsafe { (self.data_ptr)(handle.handle, &raw mut address) } != 0 {
+            return None;
+        }
+        // SAFETY: the handle is the address of an `at::Tensor`, which the function refers to or moves
+        // out of, and either leaves one that can be deleted; the interpreter is held, as `py` shows.
+        let object = unsafe { (self.wrap)(handle.handle) };
+        // SAFETY: it is a new reference, or null with an error set.
+        let tensor = unsafe { Bound::from_owned_ptr_or_err(py, object) };
+        Some((tensor.ok()?, address as u64))
+    }
+}
