@@ -18,7 +18,7 @@ __all__ = [
     "Guards",
     "HookHandle",
     "Inputs",
-    "Lane",
+    "LastStream",
     "Outputs",
     "PaddedGraph",
     "Pool",
@@ -29,7 +29,7 @@ __all__ = [
     "Template",
     "TensorReader",
     "Tracker",
-    "Turn",
+    "FunctionLock",
     "begin_and_hand_over",
     "begin_exit",
     "end_broken",
@@ -558,8 +558,8 @@ class Entry:
         modes: tuple[bool, bool, object],
         work: object,
         outputs: tuple[list[Any], object, Callable[[], object] | None] | None,
-        lane: Lane | None,
-        turn: Turn | None,
+        lane: LastStream | None,
+        turn: FunctionLock | None,
         guards: Guards | None = None,
         written: Sequence[tuple[int, int]] = ...,
         has_breaks: bool = False,
@@ -623,7 +623,7 @@ class Guards:
         """
 
 @final
-class Lane:
+class LastStream:
     """The stream that the graphs of one pool were last replayed on."""
 
     def __new__(
@@ -631,7 +631,7 @@ class Lane:
     ) -> Self: ...
 
 @final
-class Turn:
+class FunctionLock:
     """A lock that lets one thread at a time replay or capture the graphs of a function."""
 
     def __new__(cls) -> Self: ...

@@ -193,7 +193,7 @@ class GraphedFunction(Binding):
         if isinstance(options.dim, Mapping):
             arguments.require_names("dim", options.dim)
         self._attribute = self._kept_as = self._name
-        self._turn = _core.Turn()
+        self._turn = _core.FunctionLock()
         # A function that is dropped frees its memory at once, not at the next garbage collection.
         own: Any = weakref.proxy(self)
         self._keys = Keys(options, own)

@@ -22,8 +22,8 @@ def entry_of_graph(
     recorded: Recorded,
     call: Call,
     guards: Guards,
-    turn: _core.Turn,
-    lane: _core.Lane | None,
+    turn: _core.FunctionLock,
+    lane: _core.LastStream | None,
     *,
     is_fresh: bool,
     warn: Callable[[], None],
@@ -59,7 +59,7 @@ def entry_of_graph(
 
 
 def entry_of_passes(
-    trained: Trained, call: Call, guards: Guards, turn: _core.Turn, lane: _core.Lane | None
+    trained: Trained, call: Call, guards: Guards, turn: _core.FunctionLock, lane: _core.LastStream | None
 ) -> _core.Entry:
     """Build the entry of a key with gradients, which passes calls on as they are.
 

@@ -75,7 +75,7 @@ class Answers:
         options: Options,
         keys: Keys,
         dispatcher: _core.Dispatcher,
-        turn: _core.Turn,
+        turn: _core.FunctionLock,
         sizes: Callable[[Answers], PaddedSizes],
         debug: Callable[[Answers, Key, Call, Recorded | Trained], None] | None,
     ) -> None:
@@ -165,7 +165,7 @@ class Answers:
         return free.entry
 
     @property
-    def lane(self) -> _core.Lane | None:
+    def lane(self) -> _core.LastStream | None:
         """The stream that the pool was used on last."""
         return self.memory.lane(_driver.current())
 

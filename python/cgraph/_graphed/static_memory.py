@@ -28,7 +28,7 @@ class StaticMemory:
         # Pool and stream of captures without gradients, by device or simulator.
         self._places: dict[tuple[int, int], tuple[Any, Any]] = {}
         # The lane of each device's pool, which other functions may share.
-        self._lanes: dict[int, _core.Lane] = {}
+        self._lanes: dict[int, _core.LastStream] = {}
         self._buffers: dict[Hashable, _torch.WeakStorage] = {}
 
     def place(self, driver: Driver, needs_grad: bool) -> tuple[Any, Any]:
@@ -44,7 +44,7 @@ class StaticMemory:
         pool, stream = self._places[number]
         return (graph_pool_handle() if needs_grad else pool), stream
 
-    def lane(self, driver: Driver) -> _core.Lane | None:
+    def lane(self, driver: Driver) -> _core.LastStream | None:
         """Return the lane of the pool on the current device; None on the simulator."""
         if driver.device_type != "cuda":
             return None
@@ -99,7 +99,7 @@ class StaticMemory:
         self._buffers[form] = _torch.WeakStorage(static)
 
 
-_lanes: weakref.WeakValueDictionary[tuple[int, ...], _core.Lane] = weakref.WeakValueDictionary()
+_lanes: weakref.WeakValueDictionary[tuple[int, ...], _core.LastStream] = weakref.WeakValueDictionary()
 
 
 def _number(driver: Driver) -> tuple[int, int]:
@@ -108,12 +108,12 @@ def _number(driver: Driver) -> tuple[int, int]:
     return _driver.number(), torch.cuda.current_device() if is_gpu else 0
 
 
-def _lane(ordinal: int, handle: tuple[int, ...]) -> _core.Lane:
+def _lane(ordinal: int, handle: tuple[int, ...]) -> _core.LastStream:
     """Return the lane of a pool, shared by all functions that use the pool."""
     lane = _lanes.get((ordinal, *handle))
     if lane is None:
         source: Any = _torch.current_stream_source()
-        made = _core.Lane(_core.Device.cuda(ordinal), source, ordinal, _torch.wait_between)
+        made = _core.LastStream(_core.Device.cuda(ordinal), source, ordinal, _torch.wait_between)
         # Another thread may have made one meanwhile.
         lane = _lanes.setdefault((ordinal, *handle), made)
     return lane

@@ -10,7 +10,7 @@ use pyo3::types::PyTuple;
 /// From feeding a graph to taking its results, and while another one is captured, no other thread may
 /// replay it. The thread that has the turn may take it again, as through a break. Who takes or leaves
 /// it holds the interpreter: no two threads do so at the same time.
-#[pyclass(frozen, name = "Turn", module = "cgraph._core")]
+#[pyclass(frozen, name = "FunctionLock", module = "cgraph._core")]
 #[derive(Default)]
 pub(crate) struct FunctionLock {
     /// The number of the thread that has it; zero if none has.

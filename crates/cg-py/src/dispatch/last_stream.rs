@@ -12,7 +12,7 @@ const NONE: u64 = u64::MAX;
 
 /// Replays of graphs of one pool use the same memory, so they must come one after another: the lane
 /// knows the stream of the last one.
-#[pyclass(frozen, name = "Lane", weakref, module = "cgraph._core")]
+#[pyclass(frozen, name = "LastStream", weakref, module = "cgraph._core")]
 pub(crate) struct LastStream {
     current: CurrentStream,
     /// Called with the raw handles of the last stream and of the one that is to wait for it.
