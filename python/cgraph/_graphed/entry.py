@@ -59,7 +59,11 @@ def entry_of_graph(
 
 
 def entry_of_passes(
-    trained: Trained, call: Call, guards: Guards, turn: _core.FunctionLock, lane: _core.LastStream | None
+    trained: Trained,
+    call: Call,
+    guards: Guards,
+    turn: _core.FunctionLock,
+    lane: _core.LastStream | None,
 ) -> _core.Entry:
     """Build the entry of a key with gradients, which passes calls on as they are.
 

@@ -99,7 +99,9 @@ class StaticMemory:
         self._buffers[form] = _torch.WeakStorage(static)
 
 
-_lanes: weakref.WeakValueDictionary[tuple[int, ...], _core.LastStream] = weakref.WeakValueDictionary()
+_lanes: weakref.WeakValueDictionary[tuple[int, ...], _core.LastStream] = (
+    weakref.WeakValueDictionary()
+)
 
 
 def _number(driver: Driver) -> tuple[int, int]:
