@@ -523,7 +523,7 @@ class Dispatcher:
     def __new__(
         cls,
         is_capturing: Callable[[], bool],
-        is_intercepted: Callable[[], bool],
+        is_followed: Callable[[], bool],
         forward_ad: dict[str, Any],
         is_grad_enabled: Callable[[], bool],
         is_inference: Callable[[], bool],

@@ -18,7 +18,7 @@ import torch
 
 from cgraph import _driver, _torch
 from cgraph._callables.conditions import Conditions, OwnState
-from cgraph._callables.graphed import Graphed, Sample
+from cgraph._callables.graphed import Graphed
 from cgraph._callables.passes import (
     Captures,
     DividedCaptures,
@@ -28,6 +28,7 @@ from cgraph._callables.passes import (
     warm_up,
     without_hooks,
 )
+from cgraph._callables.sample import Sample
 from cgraph._driver import Pool
 from cgraph._source import levels_to_user
 from cgraph.errors import ArgumentError, CallableError, CgraphWarning, StateError

@@ -14,7 +14,8 @@ from cgraph._autograd.gradients import with_own_memory
 from cgraph._autograd.history import nodes_behind
 from cgraph._autograd.pool_order import PoolOrder
 from cgraph._breaks.outer_flows import OuterFlow, live_results
-from cgraph._callables.graphed import Sample, reached
+from cgraph._callables.graphed import reached
+from cgraph._callables.sample import Sample
 from cgraph._driver import Pool
 from cgraph.cudagraph import CUDAGraph
 from cgraph.errors import CallableError, add_note
