@@ -23,7 +23,7 @@ from cgraph._graphed.key import Key, Reason
 from cgraph._graphed.observe import observe
 from cgraph._graphed.one_time_warnings import OneTimeWarnings
 from cgraph._graphed.options import Options
-from cgraph._graphed.pool_lock import PoolBusyError, locked_pool
+from cgraph._graphed.pool_lock import PoolBusyError, locked_pool, wait_for_device
 from cgraph._graphed.reasons import broken_by, fix_for, reason_against, refused_in_words
 from cgraph._graphed.record import BrokenError, Capture, record
 from cgraph._graphed.recorded import Recorded
@@ -241,7 +241,7 @@ class Answers:
         needs_grad = key.shown.needs_grad
         plan = self.plan(key, call, needs_grad=needs_grad)
         with busy(), locked_pool(plan.pool):
-            plan.driver.synchronize()
+            wait_for_device(plan.driver)
             with _torch.without_gradients():
                 statics = self.memory.statics(plan.driver, call.tensors, not needs_grad)
             if needs_grad:

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from cgraph._driver import Driver
 from cgraph.errors import StateError
 
-__all__ = ["PoolBusyError", "locked_pool"]
+__all__ = ["PoolBusyError", "locked_pool", "wait_for_device"]
 
 _lock = threading.Lock()
 _claimed: set[tuple[Any, ...]] = set()
@@ -17,6 +18,20 @@ _claimed: set[tuple[Any, ...]] = set()
 
 class PoolBusyError(StateError):
     """Another thread captures into the pool."""
+
+
+def wait_for_device(driver: Driver) -> None:
+    """Wait for all work of the device.
+
+    Raises:
+        PoolBusyError: Another thread captures on the device, which allows no wait then.
+    """
+    try:
+        driver.synchronize()
+    except RuntimeError as error:
+        if "capturing" not in str(error):
+            raise
+        raise PoolBusyError("another thread captures on the device: capture later") from error
 
 
 @contextmanager

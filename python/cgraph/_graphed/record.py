@@ -20,6 +20,7 @@ from cgraph._graphed.call import dense_like
 from cgraph._graphed.capture_plan import CapturePlan
 from cgraph._graphed.leaf_gradients import LeafGradients, detached
 from cgraph._graphed.observation import Observation
+from cgraph._graphed.pool_lock import wait_for_device
 from cgraph._graphed.recorded import Recorded
 from cgraph._graphed.restore import Restore
 from cgraph._graphed.results import Result
@@ -199,7 +200,7 @@ def capturing(
     driver, stream = plan.driver, plan.stream
     before = driver.current_stream()
     # Replays on other streams may still read memory that the capture is about to write.
-    driver.synchronize()
+    wait_for_device(driver)
     torch.clear_autocast_cache()
     random = RandomSnapshot(plan.before.generators)
     try:
