@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from cgraph import _driver, _torch
-from cgraph._callables.conditions import Conditions, OwnState
+from cgraph._callables.conditions import Conditions
 from cgraph._callables.graphed import Graphed
 from cgraph._callables.passes import (
     Captures,
@@ -166,7 +166,10 @@ def callables_on(
             capture: Captures = DividedCaptures(pool, stream, capture_error_mode)
         else:
             capture = Captures(pool, stream, capture_error_mode, enable_annotations)
-        owned = [OwnState(name_of(f), f) for f in functions if isinstance(f, torch.nn.Module)]
+        conditions = [
+            Conditions(name_of(function), function, driver.device_type) if is_public else None
+            for function in functions
+        ]
         # In the order of the calls, so that they can share memory.
         passes = [
             capture.forward(function, sample)
@@ -174,21 +177,12 @@ def callables_on(
         ]
         for one in reversed(passes):
             capture.backward(one, allow_unused_input)
-        modules = [one for one in functions if isinstance(one, torch.nn.Module)]
-        for own, module in zip(owned if is_public else (), modules, strict=False):
-            if (changed := own.changed(module)) is not None:
-                raise CallableError(
-                    f"the forward of {name_of(module)} replaces {changed}, which then lies in"
-                    " memory that replays overwrite: change it in place, as"
-                    " self.count.add_(1) or self.state.copy_(new)"
-                )
+        for function, its in zip(functions, conditions, strict=True):
+            if its is not None:
+                its.require_unchanged(function)
     graphed = [
-        _installed(
-            function,
-            Graphed(one, clone_outputs, clone_gradients),
-            Conditions(one.name, function, driver.device_type) if is_public else None,
-        )
-        for function, one in zip(functions, passes, strict=True)
+        _installed(function, Graphed(one, clone_outputs, clone_gradients), its)
+        for function, one, its in zip(functions, passes, conditions, strict=True)
     ]
     return graphed[0] if single else tuple(graphed)
 

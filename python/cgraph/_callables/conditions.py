@@ -11,10 +11,69 @@ import torch
 from cgraph import _core, _torch
 from cgraph.errors import CallableError, StateError
 
-__all__ = ["Conditions", "OwnState"]
+__all__ = ["Conditions"]
 
 
-class OwnState:
+class Conditions:
+    """The conditions under which the calls of one graphed callable are replays.
+
+    Args:
+        name: The name of the callable.
+        function: The callable.
+        device_type: The type of device that it was captured on.
+    """
+
+    def __init__(self, name: str, function: Any, device_type: str) -> None:
+        self._name = name
+        self._device_type = device_type
+        self._autocast = self._autocast_now()
+        self._own = _OwnState(name, function) if isinstance(function, torch.nn.Module) else None
+
+    def require(self, module: torch.nn.Module | None) -> None:
+        """Refuse a call under other conditions.
+
+        Raises:
+            CallableError: A transform would not see the operators, or autocast differs.
+            StateError: Something of the module was replaced.
+        """
+        if _torch.is_transformed():
+            raise CallableError(
+                f"{self._name} was called inside a transform of torch.func (grad, vmap, jvp, ...),"
+                " which does not see the operators of a graph: call the function that it was made"
+                " of, or graph the whole transformed function"
+            )
+        autocast = self._autocast_now()
+        if autocast != self._autocast:
+            raise CallableError(
+                f"{self._name} was captured {_in_words(self._autocast)} and is called"
+                f" {_in_words(autocast)}: its results would have another dtype than in eager. Call"
+                " it as it was captured, or capture it under the autocast of the call"
+            )
+        if self._own is not None and module is not None:
+            self._own.require(module)
+
+    def require_unchanged(self, function: Any) -> None:
+        """Refuse a module whose forward has replaced something of it.
+
+        Raises:
+            CallableError: It has, and replays would overwrite what it has put there.
+        """
+        changed = None if self._own is None else self._own.changed(function)
+        if changed is not None:
+            raise CallableError(
+                f"the forward of {self._name} replaces {changed}, which then lies in memory that"
+                " replays overwrite: change it in place, as self.count.add_(1) or"
+                " self.state.copy_(new)"
+            )
+
+    def _autocast_now(self) -> torch.dtype | None:
+        """Return the dtype of autocast; None if it is off."""
+        if torch.is_autocast_enabled(self._device_type):
+            return torch.get_autocast_dtype(self._device_type)
+        return None
+
+
+class _OwnState:
     """The submodules, parameters and buffers of a module, as they were at one moment.
 
     It keeps no reference to the module itself, whose forward refers to this.
@@ -58,51 +117,6 @@ class OwnState:
                 return path
         added = [path for path in (*parts, *tensors) if path not in {*self._parts, *self._tensors}]
         return next(iter(added), None)
-
-
-class Conditions:
-    """The conditions under which the calls of one graphed callable are replays.
-
-    Args:
-        name: The name of the callable.
-        function: The callable.
-        device_type: The type of device that it was captured on.
-    """
-
-    def __init__(self, name: str, function: Any, device_type: str) -> None:
-        self._name = name
-        self._device_type = device_type
-        self._autocast = self._autocast_now()
-        self._own = OwnState(name, function) if isinstance(function, torch.nn.Module) else None
-
-    def require(self, module: torch.nn.Module | None) -> None:
-        """Refuse a call under other conditions.
-
-        Raises:
-            CallableError: A transform would not see the operators, or autocast differs.
-            StateError: Something of the module was replaced.
-        """
-        if _torch.is_transformed():
-            raise CallableError(
-                f"{self._name} was called inside a transform of torch.func (grad, vmap, jvp, ...),"
-                " which does not see the operators of a graph: call the function that it was made"
-                " of, or graph the whole transformed function"
-            )
-        autocast = self._autocast_now()
-        if autocast != self._autocast:
-            raise CallableError(
-                f"{self._name} was captured {_in_words(self._autocast)} and is called"
-                f" {_in_words(autocast)}: its results would have another dtype than in eager. Call"
-                " it as it was captured, or capture it under the autocast of the call"
-            )
-        if self._own is not None and module is not None:
-            self._own.require(module)
-
-    def _autocast_now(self) -> torch.dtype | None:
-        """Return the dtype of autocast; None if it is off."""
-        if torch.is_autocast_enabled(self._device_type):
-            return torch.get_autocast_dtype(self._device_type)
-        return None
 
 
 def _in_words(autocast: torch.dtype | None) -> str:

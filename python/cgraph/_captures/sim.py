@@ -23,7 +23,7 @@ from cgraph._captures.sim_copies import Deliver, Feed
 from cgraph._captures.sim_pools import SimHandle, SimMemPool
 from cgraph._driver import Captured, Handle
 from cgraph._operators.operator_mode import OperatorMode
-from cgraph._operators.schemas import touches_memory
+from cgraph._operators.schemas import tensors_of, touches_memory
 from cgraph._torch import (
     CpuFakeMode,
     DataDependentOutputException,
@@ -229,8 +229,8 @@ class Recorder(_torch.Bystander):
         if not hasattr(func, "_schema"):
             # Of higher order: the work of its parts would not be seen.
             self._refuse(stream, func, None)
-        for leaf in tree_flatten((args, kwargs))[0]:
-            if isinstance(leaf, torch.Tensor) and (kind := _uncommon_kind(leaf)) is not None:
+        for tensor in (*tensors_of(args), *tensors_of(kwargs)):
+            if (kind := _uncommon_kind(tensor)) is not None:
                 raise CaptureError(
                     f"the simulator cannot capture {func} of a {kind} tensor: keep it out of the"
                     " capture, or capture on a GPU"

@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import cgraph
+from cgraph import _driver
 from contract_calls import Box, counted, equal, runs_of
 from graphed_calls import numbers
 from lab import Lab, fresh
@@ -260,3 +261,26 @@ def test_calls_of_other_threads_are_not_affected(lab: Lab) -> None:
             equal(graphed(x), cubed(x))
     thread.join()
     assert not wrong
+
+
+def test_a_call_runs_eagerly_where_another_thread_captures_on_the_device(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CUDA allows no wait for a device on which a stream captures."""
+    graphed, driver = cgraph.graphed(cubed), _driver.current()
+    x = fresh(lab, 4)
+    with torch.no_grad():
+        equal(graphed(x), cubed(x))
+
+        def refuse() -> None:
+            raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(driver, "synchronize", refuse)
+            result = graphed(x)
+        equal(result, cubed(x))
+        key = graphed.report().keys[0]
+        assert key.state != "captured" and "another thread captures" in str(key.reason)
+        for _ in range(2):
+            equal(graphed(x), cubed(x))
+    assert graphed.report().keys[0].state == "captured"
