@@ -523,7 +523,7 @@ class Dispatcher:
     def __new__(
         cls,
         is_capturing: Callable[[], bool],
-        is_followed: Callable[[], bool],
+        is_intercepted: Callable[[], bool],
         forward_ad: dict[str, Any],
         is_grad_enabled: Callable[[], bool],
         is_inference: Callable[[], bool],
@@ -535,7 +535,7 @@ class Dispatcher:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Replay the entry that the arguments fit."""
     @property
-    def _is_followed(self) -> bool:
+    def _is_intercepted(self) -> bool:
         """True if a transform of ``torch.func``, a mode or a tracer sees operators."""
     def add(self, entry: Entry) -> None:
         """Add an entry, as the most recently used one."""
@@ -558,8 +558,8 @@ class Entry:
         modes: tuple[bool, bool, object],
         work: object,
         outputs: tuple[list[Any], object, Callable[[], object] | None] | None,
-        lane: LastStream | None,
-        turn: FunctionLock | None,
+        last_stream: LastStream | None,
+        lock: FunctionLock | None,
         guards: Guards | None = None,
         written: Sequence[tuple[int, int]] = ...,
         has_breaks: bool = False,
@@ -573,7 +573,7 @@ class Entry:
         fresh)``, ``("argument", place)``, ``("view", place, make)`` or ``("constant", value)``:
         ``make`` takes the tensor that the caller gave at that place, and returns a view of it.
         ``build`` is ``"single"``, ``"tuple"`` or takes a list of leaves. ``warn`` is called once,
-        before the replay that overwrites a live static result of the call before last.
+        before the replay that overwrites a live static result of the last call but one.
         """
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[Any]) -> Any:
         """Serve a call whose tensors were found, whatever their layout."""
@@ -637,6 +637,6 @@ class FunctionLock:
     def __new__(cls) -> Self: ...
     @property
     def is_replaying(self) -> bool:
-        """True if a replay with breaks is under way; only the thread that has the turn asks."""
+        """True if a replay with breaks is under way; only the thread that holds the lock asks."""
     def __enter__(self) -> None: ...
     def __exit__(self, *_error: object) -> None: ...

@@ -244,7 +244,7 @@ class GraphedFunction(Binding):
                 f"{self._name} was to be captured inside another capture, or a call that prepares"
                 " one, and captures cannot be nested: capture it first"
             )
-        if self._is_followed:
+        if self._is_intercepted:
             raise CaptureError(
                 f"{self._name} was to be captured inside a transform of torch.func, forward-mode"
                 " differentiation, a mode or a tracer, where calls run eagerly: capture it first"
@@ -299,7 +299,7 @@ class GraphedFunction(Binding):
         """Serve a call that fits no native entry."""
         if self._is_called_on(args):
             return self.__get__(args[0])(*args[1:], **kwargs)
-        if _is_capturing() or self._is_followed or _torch.is_traced_by_fx():
+        if _is_capturing() or self._is_intercepted or _torch.is_traced_by_fx():
             # Inside a capture or its warm-up, its work becomes part of that capture. A transform of
             # torch.func, forward-mode differentiation, modes and tracers must see the operators.
             return self._fn(*args, **kwargs)

@@ -48,6 +48,6 @@ def entry(
         modes=(True, False, None),
         work=work,
         outputs=(leaves, build, None),
-        lane=None,
-        turn=None,
+        last_stream=None,
+        lock=None,
     )

@@ -182,7 +182,7 @@ class Graphed:
 
     @property
     def saved_versions(self) -> list[int]:
-        """How often outputs were written that the backward pass reads."""
+        """The versions of the outputs that the backward pass reads; each write counts one up."""
         return [self._outputs[place]._version for place in self._captured.saved]
 
     def opened(self) -> OpenCall:

@@ -22,8 +22,8 @@ def entry_of_graph(
     recorded: Recorded,
     call: Call,
     guards: Guards,
-    turn: _core.FunctionLock,
-    lane: _core.LastStream | None,
+    lock: _core.FunctionLock,
+    last_stream: _core.LastStream | None,
     *,
     is_fresh: bool,
     warn: Callable[[], None],
@@ -34,15 +34,15 @@ def entry_of_graph(
         recorded: The capture.
         call: A call of the key.
         guards: The guards of the key.
-        turn: The lock that lets one thread at a time replay.
-        lane: The stream that the pool was used on last; None if there is only one.
+        lock: The lock that lets one thread at a time replay.
+        last_stream: The stream that the pool was used on last; None if there is only one.
         is_fresh: True if results get memory of their own.
         warn: Warns that a static result is still held.
     """
     work: Any = recorded.graph
     if recorded.debugged is not None:
         work = recorded.debugged
-    elif recorded.leaves_more or lane is None:
+    elif recorded.leaves_more or last_stream is None:
         work = Fed(recorded)
     return _core.Entry(
         *call.patterns([_torch.signature(static) for static in recorded.statics]),
@@ -51,8 +51,8 @@ def entry_of_graph(
         guards=guards.native,
         work=work,
         outputs=returned(recorded, recorded.result, is_fresh=is_fresh, warn=warn),
-        lane=lane,
-        turn=turn,
+        last_stream=last_stream,
+        lock=lock,
         written=recorded.writes,
         has_breaks=bool(recorded.breaks),
     )
@@ -62,8 +62,8 @@ def entry_of_passes(
     trained: Trained,
     call: Call,
     guards: Guards,
-    turn: _core.FunctionLock,
-    lane: _core.LastStream | None,
+    lock: _core.FunctionLock,
+    last_stream: _core.LastStream | None,
 ) -> _core.Entry:
     """Build the entry of a key with gradients, which passes calls on as they are.
 
@@ -71,8 +71,8 @@ def entry_of_passes(
         trained: The captured passes.
         call: As for :func:`entry_of_graph`.
         guards: Likewise.
-        turn: Likewise.
-        lane: Likewise.
+        lock: Likewise.
+        last_stream: Likewise.
     """
     return _core.Entry(
         *call.patterns([_torch.signature(tensor) for tensor in call.tensors]),
@@ -81,8 +81,8 @@ def entry_of_passes(
         guards=guards.native,
         work=trained.debugged or trained.replay,
         outputs=None,
-        lane=lane,
-        turn=turn,
+        last_stream=last_stream,
+        lock=lock,
         written=trained.writes,
         has_breaks=bool(trained.breaks),
         is_open=trained.is_open,

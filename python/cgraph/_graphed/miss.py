@@ -59,7 +59,7 @@ class Answers:
         options: Its options.
         keys: Its keys.
         dispatcher: The dispatcher that finds native entries.
-        turn: The lock that lets one thread at a time replay; callers of methods here hold it.
+        lock: The lock that lets one thread at a time replay; callers of methods here hold it.
         sizes: Makes the object that answers padded calls.
         debug: Lets a key be replayed for debugging; None if nothing is debugged.
 
@@ -75,7 +75,7 @@ class Answers:
         options: Options,
         keys: Keys,
         dispatcher: _core.Dispatcher,
-        turn: _core.FunctionLock,
+        lock: _core.FunctionLock,
         sizes: Callable[[Answers], PaddedSizes],
         debug: Callable[[Answers, Key, Call, Recorded | Trained], None] | None,
     ) -> None:
@@ -85,7 +85,7 @@ class Answers:
         self.keys = keys
         self.memory = StaticMemory(options.pool)
         self.arguments = arguments
-        self.turn = turn
+        self.lock = lock
         self.sizes = sizes(weakref.proxy(self))
         self._debug = debug
         self._dispatcher = dispatcher
@@ -165,9 +165,9 @@ class Answers:
         return free.entry
 
     @property
-    def lane(self) -> _core.LastStream | None:
+    def last_stream(self) -> _core.LastStream | None:
         """The stream that the pool was used on last."""
-        return self.memory.lane(_driver.current())
+        return self.memory.last_stream(_driver.current())
 
     def key_of(self, call: Call) -> tuple[Family, Key, Call]:
         """Return a call's family, its key, which may be new, and the call as its graph takes it."""
@@ -252,21 +252,21 @@ class Answers:
         """Let calls of a key be replays of a capture."""
         recorded, shown = captured.recorded, captured.shown
         assert recorded is not None and shown is not None
-        lane = self.lane
+        last_stream = self.last_stream
         key.shown = shown
         self.warnings.of_places(shown.guards.stopped)
         if self._debug is not None:
             self._debug(self, key, call, recorded)
         entry: _core.Entry
         if isinstance(recorded, Trained):
-            entry = entry_of_passes(recorded, call, shown.guards, self.turn, lane)
+            entry = entry_of_passes(recorded, call, shown.guards, self.lock, last_stream)
         else:
             entry = entry_of_graph(
                 recorded,
                 call,
                 shown.guards,
-                self.turn,
-                lane,
+                self.lock,
+                last_stream,
                 is_fresh=self.options.outputs == "fresh",
                 warn=self.warnings.of_held,
             )
@@ -315,7 +315,7 @@ class Answers:
 
     def observed(self, family: Family, key: Key, call: Call, args: Any, kwargs: Any) -> Any:
         """Run a call eagerly, for real, and note what it does."""
-        with self.turn, busy():
+        with self.lock, busy():
             key.eager_calls += 1
             result, shown = observe(self.function, call, args, kwargs, self.options)
             key.shown = shown
@@ -438,7 +438,7 @@ class Answers:
         def run() -> Any:
             # An error of the function itself goes to the caller.
             result = eager()
-            with self.turn:
+            with self.lock:
                 key.eager_calls += 1
                 if is_first_use and key.is_first_in_thread():
                     # The eager call has been the first use; later captures may succeed.

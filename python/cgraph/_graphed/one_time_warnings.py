@@ -65,7 +65,7 @@ class OneTimeWarnings:
         """Warn that a static result is still held."""
         text = (
             f'clone what is kept, or take outputs="fresh". Why: a result of {self._name} from the'
-            " call before last is still held, and each call overwrites it"
+            " last call but one is still held, and each call overwrites it"
         )
         self._say("held", str(Reason(text, user_line())), ResultWarning)
 

@@ -27,8 +27,8 @@ class StaticMemory:
         self._given = pool
         # Pool and stream of captures without gradients, by device or simulator.
         self._places: dict[tuple[int, int], tuple[Any, Any]] = {}
-        # The lane of each device's pool, which other functions may share.
-        self._lanes: dict[int, _core.LastStream] = {}
+        # The last stream of each device's pool, which other functions may share.
+        self._last_streams: dict[int, _core.LastStream] = {}
         self._buffers: dict[Hashable, _torch.WeakStorage] = {}
 
     def place(self, driver: Driver, needs_grad: bool) -> tuple[Any, Any]:
@@ -44,15 +44,15 @@ class StaticMemory:
         pool, stream = self._places[number]
         return (graph_pool_handle() if needs_grad else pool), stream
 
-    def lane(self, driver: Driver) -> _core.LastStream | None:
-        """Return the lane of the pool on the current device; None on the simulator."""
+    def last_stream(self, driver: Driver) -> _core.LastStream | None:
+        """Return the last stream of the pool on the current device; None on the simulator."""
         if driver.device_type != "cuda":
             return None
         ordinal = torch.cuda.current_device()
-        if ordinal not in self._lanes:
+        if ordinal not in self._last_streams:
             pool, _ = self._places[_number(driver)]
-            self._lanes[ordinal] = _lane(ordinal, tuple(getattr(pool, "id", pool)))
-        return self._lanes[ordinal]
+            self._last_streams[ordinal] = _last_stream_of(ordinal, tuple(getattr(pool, "id", pool)))
+        return self._last_streams[ordinal]
 
     def statics(
         self, driver: Driver, tensors: Sequence[torch.Tensor], is_shared: bool
@@ -82,7 +82,7 @@ class StaticMemory:
     def clear(self) -> None:
         """Forget pools and memory."""
         self._places.clear()
-        self._lanes.clear()
+        self._last_streams.clear()
         self._buffers.clear()
 
     def _first_rows(self, form: Hashable, tensor: torch.Tensor) -> torch.Tensor | None:
@@ -99,7 +99,7 @@ class StaticMemory:
         self._buffers[form] = _torch.WeakStorage(static)
 
 
-_lanes: weakref.WeakValueDictionary[tuple[int, ...], _core.LastStream] = (
+_last_streams: weakref.WeakValueDictionary[tuple[int, ...], _core.LastStream] = (
     weakref.WeakValueDictionary()
 )
 
@@ -110,12 +110,12 @@ def _number(driver: Driver) -> tuple[int, int]:
     return _driver.number(), torch.cuda.current_device() if is_gpu else 0
 
 
-def _lane(ordinal: int, handle: tuple[int, ...]) -> _core.LastStream:
-    """Return the lane of a pool, shared by all functions that use the pool."""
-    lane = _lanes.get((ordinal, *handle))
-    if lane is None:
+def _last_stream_of(ordinal: int, handle: tuple[int, ...]) -> _core.LastStream:
+    """Return the last stream of a pool, shared by all functions that use the pool."""
+    last_stream = _last_streams.get((ordinal, *handle))
+    if last_stream is None:
         source: Any = _torch.current_stream_source()
         made = _core.LastStream(_core.Device.cuda(ordinal), source, ordinal, _torch.wait_between)
         # Another thread may have made one meanwhile.
-        lane = _lanes.setdefault((ordinal, *handle), made)
-    return lane
+        last_stream = _last_streams.setdefault((ordinal, *handle), made)
+    return last_stream

@@ -167,7 +167,7 @@ class Rollback:
             generator.set_state(state)
 
     def undo(self) -> None:
-        """Restore everything; once is enough. No capture may be open.
+        """Restore everything, at most once. No capture may be open.
 
         It waits for the CUDA devices that it copies to, before and after.
         """

@@ -191,13 +191,13 @@ class PaddedSizes:
         recorded, answers = large.recorded, self._answers
         assert recorded is not None and large.shown is not None
         guards, pad = large.shown.guards, self._options.pad
-        lane = answers.lane
+        last_stream = answers.last_stream
         common: dict[str, Any] = {
             "is_in_order": call.is_in_order,
             "modes": call.mode,
             "guards": guards.native,
-            "lane": lane,
-            "turn": answers.turn,
+            "last_stream": last_stream,
+            "lock": answers.lock,
             "written": recorded.writes,
             "has_breaks": bool(recorded.breaks),
         }

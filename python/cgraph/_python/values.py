@@ -67,8 +67,9 @@ _WHOLE = (
 def is_plain(value: Any) -> bool:
     """Return whether a value is compared by type and value.
 
-    Such values are None, bool, int, float, complex, str, bytes, enum members, dtypes, devices,
-    NumPy scalars, and tuples, slices and frozen sets of these.
+    Such values are None, Ellipsis, bool, int, float, complex, str, bytes, ranges, enum members,
+    torch's dtypes, devices, layouts and memory formats, NumPy scalars, and tuples, slices and
+    frozen sets of these.
     """
     kind = type(value)
     if kind in _ATOMS or isinstance(value, enum.Enum):
@@ -111,7 +112,7 @@ def has_no_parts(value: Any) -> bool:
 
 
 def is_array(value: Any) -> bool:
-    """Return whether a value is a NumPy array or bytearray, whose contents nothing compares."""
+    """Return whether a value is an array or other buffer, whose contents nothing compares."""
     if isinstance(value, bytearray | memoryview):
         return True
     numpy = sys.modules.get("numpy")

@@ -54,7 +54,7 @@ def is_routed(handle: Handle) -> bool:
 
 
 def is_broken(ordinal: int) -> bool:
-    """Whether a capture of torch's own class has failed on a device.
+    """Return whether a capture of torch's own class has failed on a device.
 
     torch's allocator counts it as open for good, and ends the process where a pool is destroyed.
     """

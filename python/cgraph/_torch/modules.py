@@ -27,7 +27,7 @@ __all__ = [
 HooksOf = tuple[dict[str, Any], str]
 """A dictionary, and the name of its item that is a dictionary of hooks."""
 
-Follow = Callable[..., None]
+ForwardHook = Callable[..., None]
 """A callback for a module, its arguments and, after its forward, the result."""
 
 HOOKS_OF_LEAVES = ("_backward_hooks", "_post_accumulate_grad_hooks")
@@ -44,7 +44,7 @@ OF_ITSELF = frozenset(
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 _GLOBAL_HOOKS = tuple(f"_global{name}" for name in _HOOKS)
 # cgraph's own hooks of all modules, before and after a forward.
-_followers: list[tuple[Follow, Follow]] = []
+_forward_hooks_of_cgraph: list[tuple[ForwardHook, ForwardHook]] = []
 
 
 def knows_its_weights(module: torch.nn.Module) -> bool:
@@ -100,13 +100,16 @@ def hooks_of_users(hooks: HooksOf) -> dict[int, Any]:
     if not owner.get(name):
         return {}
     # Other threads may follow modules meanwhile.
-    found, own = owner.get(name, {}).copy(), [one for pair in _followers for one in pair]
+    found, own = (
+        owner.get(name, {}).copy(),
+        [one for pair in _forward_hooks_of_cgraph for one in pair],
+    )
     return {number: one for number, one in found.items() if all(one is not two for two in own)}
 
 
-def follow_modules(enter: Follow, leave: Follow) -> Callable[[], None]:
+def follow_modules(enter: ForwardHook, leave: ForwardHook) -> Callable[[], None]:
     """Call functions before and after each module's forward; return a function to stop that."""
-    _followers.append((enter, leave))
+    _forward_hooks_of_cgraph.append((enter, leave))
     hooks = [
         torch_module.register_module_forward_pre_hook(enter),
         torch_module.register_module_forward_hook(leave, always_call=True),
@@ -115,7 +118,9 @@ def follow_modules(enter: Follow, leave: Follow) -> Callable[[], None]:
     def stop() -> None:
         for hook in hooks:
             hook.remove()
-        _followers[:] = [pair for pair in _followers if pair[0] is not enter]
+        _forward_hooks_of_cgraph[:] = [
+            pair for pair in _forward_hooks_of_cgraph if pair[0] is not enter
+        ]
 
     return stop
 
@@ -145,12 +150,12 @@ def steps_noted(note: Callable[..., None]) -> Iterator[None]:
 
 
 def call_forward(module: torch.nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Call the forward of a module; only followers of modules see it begin and end."""
-    followers = list(_followers)
-    for enter, _ in followers:
+    """Call the forward of a module; only those that follow modules see it begin and end."""
+    pairs = list(_forward_hooks_of_cgraph)
+    for enter, _ in pairs:
         enter(module, args)
     try:
         return module.forward(*args, **kwargs)
     finally:
-        for _, leave in followers:
+        for _, leave in pairs:
             leave(module, args, None)

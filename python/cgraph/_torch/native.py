@@ -70,7 +70,7 @@ def mode_addresses() -> dict[str, int]:
     The result has the functions for all modes or for none. It has ``is_included``, for dispatch
     keys, together with the one for modes of functions, or neither.
     """
-    followers = {
+    interception = {
         "is_included": (_C10, "_ZN3c104impl28tls_is_dispatch_key_includedENS_11DispatchKeyE"),
         "is_function_mode": (_CPU, "_ZN2at4impl27torch_function_mode_enabledEv"),
     }
@@ -81,7 +81,7 @@ def mode_addresses() -> dict[str, int]:
             "is_autocast": (_CPU, "_ZN2at8autocast19is_autocast_enabledEN3c1010DeviceTypeE"),
         }
     )
-    return {**modes, **_addresses(followers)}
+    return {**modes, **_addresses(interception)}
 
 
 @functools.cache

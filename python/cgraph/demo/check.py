@@ -1,4 +1,4 @@
-"""What the demo asserts: captured equals eager, and the loss falls."""
+"""Assertions of the demo: captured equals eager, and the loss falls."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ __all__ = ["Times", "measure"]
 
 
 class Times:
-    """How long a step takes.
+    """The times of a step.
 
     Attributes:
         wall: Median µs per step from the first call until the device is done, in bursts.

@@ -13,7 +13,7 @@ __all__ = ["Cache", "Decoder", "Size", "Transformer"]
 
 @dataclass(frozen=True)
 class Size:
-    """What fixes every shape in the demo.
+    """The numbers that fix every shape in the demo.
 
     Attributes:
         layers: Blocks of the transformer.

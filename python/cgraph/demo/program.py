@@ -30,7 +30,7 @@ TOLERANCE_ON_GPU = 1e-5
 
 @dataclass(frozen=True)
 class Plan:
-    """How much the demo does.
+    """The amount of work that the demo does.
 
     Attributes:
         size: Of the model and its batches.

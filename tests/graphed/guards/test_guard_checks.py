@@ -373,8 +373,8 @@ def test_entries_ask_the_guards_about_objects_among_the_arguments() -> None:
         modes=(True, False, None),
         work=lambda *args: called.append(args),
         outputs=None,
-        lane=None,
-        turn=None,
+        last_stream=None,
+        lock=None,
         guards=_core.Guards(places),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -201,6 +202,21 @@ def test_what_moves_behind_tensors_that_stay_is_copied(lab: Lab) -> None:
             given[place] = fresh(lab, 4)
             for _ in range(2):
                 agree(function, summed, given[0], given[1:3], last=given[3])
+
+
+@pytest.mark.parametrize("container", [list, tuple])
+def test_each_tensor_of_a_container_counts(lab: Lab, container: type) -> None:
+    def summed(values: Any) -> Tensor:
+        first, second, factor, last = values
+        return first + 2 * second + factor * last.sum()
+
+    function = cgraph.graphed(summed)
+    shapes = ((4,), (4,), 3, (4,)), ((4,), (4,), 3, (2,)), ((4,), (1,), 3, (4,))
+    ways = [*shapes, ((4,), (4,), 5, (4,))]
+    for way in ways * 3:
+        values = [one if isinstance(one, int) else fresh(lab, *one) for one in way]
+        agree(function, summed, container(values))
+    assert states(function) == ["captured"] * len(ways)
 
 
 def test_a_function_with_breaks_copies_again_what_lies_where_it_lay(lab: Lab) -> None:

@@ -51,8 +51,8 @@ def entry(
         modes=(True, False, None),
         work=graph if statics[0].is_cuda else graph._feeder(),
         outputs=(leaves, build, warn),
-        lane=None,
-        turn=None,
+        last_stream=None,
+        lock=None,
     )
 
 

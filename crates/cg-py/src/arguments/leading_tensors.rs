@@ -1,5 +1,5 @@
-//! `LeadingTensors`: the tensors that the arguments of an entry begin with, compared one right after the other,
-//! and first with where those of the last call lay.
+//! `LeadingTensors`: the tensors that the arguments of an entry begin with, compared first with where those of
+//! the last call lay.
 
 use cg_core::Address;
 use pyo3::prelude::*;
@@ -7,16 +7,15 @@ use pyo3::types::PyTuple;
 
 use super::matched::{Argument, MatchedArguments, MatchedTensor};
 use super::pattern::Pattern;
+use super::tensor_row::TensorRow;
 use crate::raw::{self, Attached, FieldReader};
-use crate::tensors::{FastMatch, FastSignature, TensorReader};
+use crate::tensors::FastSignature;
 
 /// Compares the first arguments in the fastest way. Most of a call with many tensors is
 /// this comparison: here it is a loop over what lies side by side, with nothing else in between. Reading
 /// the same in the patterns takes half as long again.
 pub(crate) struct LeadingTensors {
-    tensors: Box<[FastSignature]>,
-    /// Of all of them; none if there are none.
-    reader: Option<Py<TensorReader>>,
+    tensors: TensorRow,
     /// Addresses of the last call that was found to fit: all of them if the first one lay where that of
     /// the call before lay, else that one alone, as calls with new tensors would note all in vain. None
     /// while a call uses them, and after one that did not come to its end: all that is lost is time.
@@ -28,18 +27,15 @@ pub(crate) struct LeadingTensors {
 impl LeadingTensors {
     /// Of those tensors that patterns begin with; the entry has so many in all.
     pub(crate) fn of(py: Python<'_>, patterns: &[Pattern], count: usize) -> Self {
-        let first = patterns.first().and_then(Pattern::fast_signature);
-        let reader = first.map(|(_, reader)| reader);
-        let expected = patterns.iter().map_while(Pattern::fast_signature);
-        let same = expected.take_while(|(_, of)| reader.is_some_and(|reader| reader.is(*of)));
-        let tensors: Box<[FastSignature]> =
-            same.map(|(expected, _)| expected.clone_ref(py)).collect();
+        let tensors = TensorRow::new(py, patterns.iter().map_while(Pattern::fast_signature));
         Self {
-            keeps_last: !tensors.is_empty()
-                && tensors.len() == count
-                && !tensors.iter().any(FastSignature::requires_grad),
+            keeps_last: !tensors.signatures().is_empty()
+                && tensors.signatures().len() == count
+                && !tensors
+                    .signatures()
+                    .iter()
+                    .any(FastSignature::requires_grad),
             tensors,
-            reader: reader.map(|reader| reader.clone_ref(py)),
             last: Attached::default(),
         }
     }
@@ -52,20 +48,19 @@ impl LeadingTensors {
         args: &'a Bound<'py, PyTuple>,
         matched: &mut MatchedArguments<'a, 'py>,
     ) -> Option<usize> {
-        let reader = self.reader.as_ref();
-        let fields = reader.and_then(|reader| reader.get().fast()?.field_reader());
-        let (Some(fields), Some(items)) = (fields, raw::items(args)) else {
+        let (Some(fields), Some(items)) = (self.tensors.field_reader(), raw::items(args)) else {
             return Some(0);
         };
+        let signatures = self.tensors.signatures();
         let mut first = 0;
         if self.keeps_last {
             let last = self.last.take(args.py());
             first = self.count_at(fields, items, &last);
-            if first == self.tensors.len() {
+            if first == signatures.len() {
                 matched.put_again(last);
                 return Some(first);
             }
-            for ((expected, value), at) in self.tensors.iter().zip(items).zip(&last[..first]) {
+            for ((expected, value), at) in signatures.iter().zip(items).zip(&last[..first]) {
                 let (tensor, fit) = (
                     Argument::Positional(value.as_borrowed()),
                     expected.fit_at(*at),
@@ -74,20 +69,9 @@ impl LeadingTensors {
             }
             self.keep(args.py(), last);
         }
-        let tensors = self.tensors[first..].iter().zip(&items[first..]);
-        for (after, (expected, value)) in tensors.enumerate() {
-            let fit = match expected.tell_plain(&fields, value) {
-                Some(fit) => fit,
-                None => match expected.tell(&fields, value) {
-                    FastMatch::Fits(fit) => fit,
-                    FastMatch::Other => return None,
-                    FastMatch::Unknown => return Some(first + after),
-                },
-            };
-            let tensor = Argument::Positional(value.as_borrowed());
-            matched.push(MatchedTensor { tensor, fit });
-        }
-        Some(self.tensors.len())
+        let others = items[first..].iter();
+        let others = others.map(|value| Argument::Positional(value.as_borrowed()));
+        self.tensors.fit_from(first, fields, others, matched)
     }
 
     /// Note where the tensors of a call lie that fits, if that is not known.
@@ -97,7 +81,7 @@ impl LeadingTensors {
             return;
         }
         let mut last = self.last.take(py);
-        let mut now = matched.each().iter().zip(&self.tensors);
+        let mut now = matched.each().iter().zip(self.tensors.signatures());
         let mut next = || {
             now.next()
                 .and_then(|(one, expected)| expected.address_of(one.fit))
@@ -133,7 +117,7 @@ impl LeadingTensors {
         values: &[Bound<'_, PyAny>],
         addresses: &[Address],
     ) -> usize {
-        let tensors = self.tensors.iter().zip(values).zip(addresses);
+        let tensors = self.tensors.signatures().iter().zip(values).zip(addresses);
         let mut tensors =
             tensors.map(|((expected, value), at)| expected.is_at(&fields, value, *at));
         let count = addresses.len();

@@ -3,6 +3,7 @@
 mod leading_tensors;
 mod matched;
 mod pattern;
+mod tensor_row;
 mod written_memory;
 
 pub(crate) use leading_tensors::LeadingTensors;

@@ -6,6 +6,7 @@ use pyo3::types::{PyDict, PyFloat, PyList, PyTuple, PyType};
 use pyo3::{PyTraverseError, PyVisit};
 
 use super::matched::{Argument, MatchedArguments, MatchedTensor};
+use super::tensor_row::TensorRow;
 use crate::error::argument;
 use crate::tensors::{FastMatch, FastSignature, Match, Signature, TensorReader};
 
@@ -19,16 +20,22 @@ pub(crate) enum Pattern {
     Constant(Py<PyAny>),
     /// The very same value.
     Same(Py<PyAny>),
-    Tuple(Vec<Self>),
-    List(Vec<Self>),
+    Tuple(Elements),
+    List(Elements),
     /// These keys in this order, which a function may go through.
     Dict(Vec<(Py<PyAny>, Self)>),
     /// A tuple of a class with names for its items.
-    Named(Py<PyType>, Vec<Self>),
+    Named(Py<PyType>, Elements),
     /// An object of a class that has these attributes and no others.
     Record(Py<PyType>, Vec<(Py<PyAny>, Self)>),
     /// An object of just this class, which guards look into.
     Object(Py<PyType>),
+}
+
+/// The expected elements of a tuple or list.
+pub(crate) struct Elements {
+    each: Vec<Pattern>,
+    leading: TensorRow,
 }
 
 /// An expected tensor.
@@ -51,9 +58,10 @@ impl Pattern {
     pub(crate) fn parse(from: &Bound<'_, PyAny>) -> PyResult<Self> {
         let kind: String = from.get_item(0)?.extract()?;
         let value = from.get_item(1)?;
-        let all = |value: &Bound<'_, PyAny>| -> PyResult<Vec<Self>> {
+        let all = |value: &Bound<'_, PyAny>| -> PyResult<Elements> {
             let patterns = value.try_iter()?;
-            patterns.map(|pattern| Self::parse(&pattern?)).collect()
+            let each = patterns.map(|pattern| Self::parse(&pattern?));
+            Ok(Elements::new(value.py(), each.collect::<PyResult<_>>()?))
         };
         let pairs = |value: &Bound<'_, PyAny>| -> PyResult<Vec<(Py<PyAny>, Self)>> {
             let items = value.try_iter()?.map(|item| {
@@ -136,30 +144,21 @@ impl Pattern {
             Self::Fixed(slot) => Ok(slot.fits_after(told, &value)? == Some(Match::Same)),
             Self::Constant(constant) => Ok(equals(&value, constant.bind(value.py()))),
             Self::Same(same) => Ok(value.is(same)),
-            Self::Tuple(patterns) => match value.cast_exact::<PyTuple>() {
-                Ok(tuple) => {
-                    let values = tuple.iter().map(Argument::Held);
-                    all_fit(patterns, tuple.len(), values, matched)
-                }
+            Self::Tuple(elements) => match value.cast_exact::<PyTuple>() {
+                Ok(tuple) => elements.fit(tuple.len(), || tuple.iter(), matched),
                 Err(_) => Ok(false),
             },
-            Self::List(patterns) => match value.cast_exact::<PyList>() {
-                Ok(list) => {
-                    let values = list.iter().map(Argument::Held);
-                    all_fit(patterns, list.len(), values, matched)
-                }
+            Self::List(elements) => match value.cast_exact::<PyList>() {
+                Ok(list) => elements.fit(list.len(), || list.iter(), matched),
                 Err(_) => Ok(false),
             },
             Self::Dict(patterns) => match value.cast_exact::<PyDict>() {
                 Ok(dict) if has_order(patterns, dict) => fits_dict(patterns, dict, matched),
                 _ => Ok(false),
             },
-            Self::Named(class, patterns) if value.get_type().is(class) => {
+            Self::Named(class, elements) if value.get_type().is(class) => {
                 match value.cast::<PyTuple>() {
-                    Ok(tuple) => {
-                        let values = tuple.iter().map(Argument::Held);
-                        all_fit(patterns, tuple.len(), values, matched)
-                    }
+                    Ok(tuple) => elements.fit(tuple.len(), || tuple.iter(), matched),
                     Err(_) => Ok(false),
                 }
             }
@@ -196,8 +195,8 @@ impl Pattern {
         match self {
             Self::Tensor(slot) => bytes.push(slot.signature.get().nbytes()),
             Self::Fixed(_) | Self::Constant(_) | Self::Same(_) | Self::Object(_) => {}
-            Self::Tuple(patterns) | Self::List(patterns) | Self::Named(_, patterns) => {
-                for pattern in patterns {
+            Self::Tuple(elements) | Self::List(elements) | Self::Named(_, elements) => {
+                for pattern in &elements.each {
                     pattern.add_bytes(bytes);
                 }
             }
@@ -215,11 +214,11 @@ impl Pattern {
             Self::Tensor(slot) | Self::Fixed(slot) => visit.call(&slot.class),
             Self::Constant(value) | Self::Same(value) => visit.call(value),
             Self::Object(class) => visit.call(class),
-            Self::Tuple(patterns) | Self::List(patterns) => traverse_all(patterns, visit),
+            Self::Tuple(elements) | Self::List(elements) => elements.traverse(visit),
             Self::Dict(patterns) => traverse_pairs(patterns, visit),
-            Self::Named(class, patterns) => {
+            Self::Named(class, elements) => {
                 visit.call(class)?;
-                traverse_all(patterns, visit)
+                elements.traverse(visit)
             }
             Self::Record(class, patterns) => {
                 visit.call(class)?;
@@ -229,8 +228,37 @@ impl Pattern {
     }
 }
 
-fn traverse_all(patterns: &[Pattern], visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
-    patterns.iter().try_for_each(|one| one.traverse(visit))
+impl Elements {
+    fn new(py: Python<'_>, each: Vec<Pattern>) -> Self {
+        Self {
+            leading: TensorRow::new(py, each.iter().map_while(Pattern::fast_signature)),
+            each,
+        }
+    }
+
+    /// Return whether so many values fit. `values` goes through them, once for each time it is called.
+    fn fit<'py, I: Iterator<Item = Bound<'py, PyAny>>>(
+        &self,
+        count: usize,
+        values: impl Fn() -> I,
+        matched: &mut MatchedArguments<'_, 'py>,
+    ) -> PyResult<bool> {
+        if count != self.each.len() {
+            return Ok(false);
+        }
+        let Some(first) = self.leading.fit(values().map(Argument::Held), matched) else {
+            return Ok(false);
+        };
+        if first == count {
+            return Ok(true);
+        }
+        let others = values().skip(first).map(Argument::Held);
+        all_fit(&self.each[first..], count - first, others, matched)
+    }
+
+    fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
+        self.each.iter().try_for_each(|one| one.traverse(visit))
+    }
 }
 
 fn traverse_pairs(
@@ -248,13 +276,17 @@ fn traverse_pairs(
 pub(crate) fn all_fit<'a, 'py>(
     patterns: &[Pattern],
     count: usize,
-    values: impl Iterator<Item = Argument<'a, 'py>>,
+    mut values: impl Iterator<Item = Argument<'a, 'py>>,
     matched: &mut MatchedArguments<'a, 'py>,
 ) -> PyResult<bool> {
     if count != patterns.len() {
         return Ok(false);
     }
-    for (pattern, value) in patterns.iter().zip(values) {
+    for pattern in patterns {
+        // A comparison may run code that shortens a list.
+        let Some(value) = values.next() else {
+            return Ok(false);
+        };
         if !pattern.fits(value, matched)? {
             return Ok(false);
         }

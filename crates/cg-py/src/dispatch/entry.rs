@@ -77,12 +77,12 @@ impl Entry {
     /// `outputs` is `None` what is called with the arguments instead. `outputs` is `(leaves, build,
     /// warn)`, see [`Results::new`]. `guards` look into what the function finds outside of
     /// the arguments, and into objects among them. `written` are start and end of each piece of memory
-    /// that it writes and that is not its own: no call fits whose tensors lie there. Without `turn`
+    /// that it writes and that is not its own: no call fits whose tensors lie there. Without `lock`
     /// several threads may make a call at a time. `has_breaks` says whether Python code of the user's
     /// runs in between. `is_open` tells whether a backward pass may still read what its last call left,
     /// which the next one would overwrite.
     #[new]
-    #[pyo3(signature = (args, kwargs, *, is_in_order, modes, work, outputs, lane, turn, guards=None, written=Vec::new(), has_breaks=false, is_open=None))]
+    #[pyo3(signature = (args, kwargs, *, is_in_order, modes, work, outputs, last_stream, lock, guards=None, written=Vec::new(), has_breaks=false, is_open=None))]
     #[expect(
         clippy::too_many_arguments,
         reason = "keywords, given once for each capture"
@@ -95,8 +95,8 @@ impl Entry {
         modes: (bool, bool, Option<Py<PyAny>>),
         work: Bound<'_, PyAny>,
         outputs: Option<Returned<'_>>,
-        lane: Option<Py<LastStream>>,
-        turn: Option<Py<FunctionLock>>,
+        last_stream: Option<Py<LastStream>>,
+        lock: Option<Py<FunctionLock>>,
         guards: Option<Py<Guards>>,
         written: Vec<(u64, u64)>,
         has_breaks: bool,
@@ -130,8 +130,8 @@ impl Entry {
             has_breaks,
             is_open,
             work,
-            last_stream: lane,
-            lock: turn,
+            last_stream,
+            lock,
             replays: AtomicU64::new(0),
             eager_calls: AtomicU64::new(0),
             last_use: AtomicU64::new(raw::count(&CLOCK)),

@@ -8,12 +8,12 @@ use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
 /// From feeding a graph to taking its results, and while another one is captured, no other thread may
-/// replay it. The thread that has the turn may take it again, as through a break. Who takes or leaves
-/// it holds the interpreter: no two threads do so at the same time.
+/// replay it. The thread that holds the lock may take it again, as through a break. A thread that takes
+/// or leaves it holds the interpreter, so no two threads do so at the same time.
 #[pyclass(frozen, name = "FunctionLock", module = "cgraph._core")]
 #[derive(Default)]
 pub(crate) struct FunctionLock {
-    /// The number of the thread that has it; zero if none has.
+    /// The number of the thread that holds it; zero if none does.
     owner: AtomicU64,
     /// Number of times that thread has taken it again. Only that thread looks.
     again: AtomicUsize,
@@ -24,7 +24,7 @@ pub(crate) struct FunctionLock {
     changed: Condvar,
 }
 
-/// The turn of a thread, until it is dropped.
+/// A lock that this thread holds until the value is dropped.
 pub(crate) struct Locked<'a>(&'a FunctionLock);
 
 /// A replay with breaks, until it is dropped.
@@ -40,7 +40,7 @@ impl FunctionLock {
         Self::default()
     }
 
-    /// Take the turn, when no other thread has it.
+    /// Take the lock, after a wait while another thread holds it.
     fn __enter__(&self, py: Python<'_>) -> PyResult<()> {
         while !self.enter() {
             self.wait(py)?;
@@ -48,8 +48,8 @@ impl FunctionLock {
         Ok(())
     }
 
-    /// Return whether a replay with breaks is under way, as seen from one of them. Only the thread that has
-    /// the turn asks.
+    /// Return whether a replay with breaks is under way, as seen from one of them. Only the thread that holds
+    /// the lock asks.
     #[getter]
     pub(crate) fn is_replaying(&self) -> bool {
         self.replaying.load(Ordering::Relaxed) > 0
@@ -62,13 +62,13 @@ impl FunctionLock {
 }
 
 impl FunctionLock {
-    /// Take the turn; none if another thread has it.
+    /// Take the lock; none if another thread holds it.
     #[inline]
     pub(crate) fn try_take(&self) -> Option<Locked<'_>> {
         self.enter().then(|| Locked(self))
     }
 
-    /// Say that a replay with breaks is under way. The thread has the turn.
+    /// Say that a replay with breaks is under way. The thread holds the lock.
     pub(super) fn replays(&self) -> Replaying<'_> {
         self.replaying.fetch_add(1, Ordering::Relaxed);
         Replaying(self)

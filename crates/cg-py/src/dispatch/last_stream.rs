@@ -10,7 +10,7 @@ use crate::device::{CurrentStream, Device};
 /// No stream has this handle.
 const NONE: u64 = u64::MAX;
 
-/// Replays of graphs of one pool use the same memory, so they must come one after another: the lane
+/// Replays of graphs of one pool use the same memory, so they must come one after another: this
 /// knows the stream of the last one.
 #[pyclass(frozen, name = "LastStream", weakref, module = "cgraph._core")]
 pub(crate) struct LastStream {

@@ -29,7 +29,7 @@ use crate::raw::Attached;
 #[pyclass(frozen, subclass, weakref, module = "cgraph._core")]
 pub(crate) struct Dispatcher {
     is_capturing: Py<PyAny>,
-    followers: Observers,
+    observers: Observers,
     modes: Modes,
     /// The one that was used last comes first. Replaced as a whole: a call goes through what it
     /// found, whatever other threads do.
@@ -52,7 +52,7 @@ impl Dispatcher {
     fn new(
         py: Python<'_>,
         is_capturing: Py<PyAny>,
-        is_followed: Py<PyAny>,
+        is_intercepted: Py<PyAny>,
         forward_ad: Py<PyDict>,
         is_grad_enabled: Py<PyAny>,
         is_inference: Py<PyAny>,
@@ -64,7 +64,7 @@ impl Dispatcher {
         let by_python = [is_grad_enabled, is_inference, is_autocast, autocast];
         Self {
             is_capturing,
-            followers: Observers::new(&functions, keys, is_followed, forward_ad),
+            observers: Observers::new(&functions, keys, is_intercepted, forward_ad),
             modes: Modes::new(&functions, by_python),
             entries: Attached::new(PyTuple::empty(py).unbind()),
         }
@@ -81,8 +81,8 @@ impl Dispatcher {
         let (py, this) = (slf.py(), slf.get());
         let mode = this.modes.now(py)?;
         let mut matched = MatchedArguments::default();
-        let is_followed = this.followers.are_there(py)?;
-        while !is_followed
+        let is_intercepted = this.observers.are_there(py)?;
+        while !is_intercepted
             && let Some((place, entry)) = this.fitting(&mode, args, kwargs, &mut matched)?
         {
             match entry.get().try_take() {
@@ -106,9 +106,9 @@ impl Dispatcher {
     }
 
     /// Return whether somebody has to see the operators.
-    #[getter(_is_followed)]
-    fn is_followed(&self, py: Python<'_>) -> PyResult<bool> {
-        self.followers.are_there(py)
+    #[getter(_is_intercepted)]
+    fn is_intercepted(&self, py: Python<'_>) -> PyResult<bool> {
+        self.observers.are_there(py)
     }
 
     /// Add an entry, as the one that was used last.
@@ -135,7 +135,7 @@ impl Dispatcher {
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.is_capturing)?;
-        self.followers.traverse(&visit)?;
+        self.observers.traverse(&visit)?;
         self.modes.traverse(&visit)?;
         self.entries
             .traverse(&visit, |entries, visit| visit.call(entries))

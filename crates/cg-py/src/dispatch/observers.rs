@@ -13,7 +13,7 @@ use crate::raw::{self, Tells, TellsOfKey};
 /// differentiation.
 pub(super) struct Observers {
     native: Option<Native>,
-    is_followed: Py<PyAny>,
+    is_intercepted: Py<PyAny>,
     /// The variables of `torch.autograd.forward_ad`.
     forward_ad: Py<PyDict>,
 }
@@ -27,11 +27,11 @@ struct Native {
 }
 
 impl Observers {
-    /// `is_followed` is called where there may be one, and where torch's own functions are not known.
+    /// `is_intercepted` is called where there may be one, and where torch's own functions are not known.
     pub(super) fn new(
         functions: &HashMap<String, usize>,
         keys: Vec<u16>,
-        is_followed: Py<PyAny>,
+        is_intercepted: Py<PyAny>,
         forward_ad: Py<PyDict>,
     ) -> Self {
         let address = |name| raw::address(functions, name);
@@ -43,7 +43,7 @@ impl Observers {
                 is_included: raw::tells_of_key(is_included),
                 keys,
             }),
-            is_followed,
+            is_intercepted,
             forward_ad,
         }
     }
@@ -52,8 +52,8 @@ impl Observers {
     #[inline]
     pub(super) fn are_there(&self, py: Python<'_>) -> PyResult<bool> {
         let may_be = self.native.as_ref().is_none_or(Native::may_be);
-        let is_followed = may_be && self.is_followed.bind(py).call0()?.is_truthy()?;
-        Ok(is_followed || self.is_differentiated(py)?)
+        let is_intercepted = may_be && self.is_intercepted.bind(py).call0()?.is_truthy()?;
+        Ok(is_intercepted || self.is_differentiated(py)?)
     }
 
     #[inline]
@@ -69,7 +69,7 @@ impl Observers {
 
     /// Show the garbage collector what this owns.
     pub(super) fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
-        visit.call(&self.is_followed)?;
+        visit.call(&self.is_intercepted)?;
         visit.call(&self.forward_ad)
     }
 }
