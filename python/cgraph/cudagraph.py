@@ -368,7 +368,8 @@ class CUDAGraph(_core.Graph):
         Replays in flight keep it alive too, so that it may own memory that the graph uses.
 
         Args:
-            obj: It may refer to the graph without keeping it alive.
+            obj: It may refer to the graph without keeping it alive. A ``__del__`` of it runs then
+                when the collector finds both, even while a replay is in flight.
             synchronize_before_release: Wait for the graph's replays, so that it goes at once.
         """
         return self._retain(obj, synchronize_before_release)
@@ -378,10 +379,9 @@ class CUDAGraph(_core.Graph):
         self._generators.append(generator)
 
     def __del__(self) -> None:
-        if getattr(self, "_recording", None) is not None:
-            self.reset()
-        else:
-            self._end_cycle()
+        # The retained objects may be in a cycle with the graph. They go to the exec before the
+        # collector takes the cycle apart, and outlast its replays in flight.
+        self.reset()
 
     def _feeder(self) -> Callable[[tuple[Any, ...]], None]:
         """Return a function that replays the graph with tensors in place of its static inputs."""

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import cgraph
+from cgraph import _torch
 from lab import Lab, SimLab, captured, fresh
 
 
@@ -267,6 +268,24 @@ def test_replays_of_an_earlier_exec_in_flight_keep_retained_objects_alive() -> N
         simulator.synchronize()
         simulator.device.collect()
         assert dead() is None
+
+
+def test_a_replay_in_flight_keeps_objects_alive_that_refer_to_their_graph() -> None:
+    with cgraph.sim.use(asynchronous=True) as simulator:
+        lab = SimLab(simulator)
+        graph, _ = captured(lab, fresh(lab, 8))
+        memory = torch.ones(8)
+        # The collector kills weak references of Python's in any case.
+        weak = _torch.WeakStorage(memory)
+        graph.retain_object({"memory": memory, "graph": graph})
+        graph.replay()
+        del memory, graph
+        gc.collect()
+        assert weak.get() is not None
+        simulator.synchronize()
+        simulator.device.collect()
+        gc.collect()
+        assert weak.get() is None
 
 
 def test_a_callback_that_exits_at_exit_does_not_stop_the_others() -> None:
