@@ -562,7 +562,6 @@ class Entry:
         lock: FunctionLock | None,
         guards: Guards | None = None,
         written: Sequence[tuple[int, int]] = ...,
-        has_breaks: bool = False,
         is_open: Callable[[], bool] | None = None,
     ) -> Self:
         """Create an entry.
@@ -637,6 +636,6 @@ class FunctionLock:
     def __new__(cls) -> Self: ...
     @property
     def is_replaying(self) -> bool:
-        """True if a replay with breaks is under way; only the thread that holds the lock asks."""
+        """True if a replay is under way; only the thread that holds the lock asks."""
     def __enter__(self) -> None: ...
     def __exit__(self, *_error: object) -> None: ...

@@ -193,7 +193,7 @@ class GraphedFunction(Binding):
         if isinstance(options.dim, Mapping):
             arguments.require_names("dim", options.dim)
         self._attribute = self._kept_as = self._name
-        self._turn = _core.FunctionLock()
+        self._lock = _core.FunctionLock()
         # A function that is dropped frees its memory at once, not at the next garbage collection.
         own: Any = weakref.proxy(self)
         self._keys = Keys(options, own)
@@ -204,7 +204,7 @@ class GraphedFunction(Binding):
 
             debug = debug_key.debug
         self._answers = Answers(
-            fn, self._name, arguments, options, self._keys, own, self._turn, PaddedSizes, debug
+            fn, self._name, arguments, options, self._keys, own, self._lock, PaddedSizes, debug
         )
         self._is_frozen = False
         self.__wrapped__ = fn
@@ -249,10 +249,10 @@ class GraphedFunction(Binding):
                 f"{self._name} was to be captured inside a transform of torch.func, forward-mode"
                 " differentiation, a mode or a tracer, where calls run eagerly: capture it first"
             )
-        with self._turn:
-            if self._turn.is_replaying:
+        with self._lock:
+            if self._lock.is_replaying:
                 raise CaptureError(
-                    f"{self._name} was to be captured inside one of its own breaks, whose replay"
+                    f"{self._name} was to be captured inside a break or a hook of its own replay, which"
                     " still reads the memory of its graphs: capture it first"
                 )
             if self._is_frozen:
@@ -284,11 +284,11 @@ class GraphedFunction(Binding):
 
     def reset(self) -> None:
         """Drop all graphs. Calls capture anew, also after :meth:`freeze`."""
-        with self._turn:
-            if any(key.is_running for key in self._keys):
+        with self._lock:
+            if self._lock.is_replaying or any(key.is_running for key in self._keys):
                 raise StateError(
-                    f"{self._name} was to be reset inside one of its own breaks: call reset() after"
-                    " the call"
+                    f"{self._name} was to be reset inside a break or a hook of its own call: call"
+                    " reset() after the call"
                 )
             try:
                 self._answers.clear()
@@ -303,10 +303,10 @@ class GraphedFunction(Binding):
             # Inside a capture or its warm-up, its work becomes part of that capture. A transform of
             # torch.func, forward-mode differentiation, modes and tracers must see the operators.
             return self._fn(*args, **kwargs)
-        with self._turn:
-            if self._turn.is_replaying:
-                # A break inside a replay of this function: another replay would overwrite memory
-                # still read.
+        with self._lock:
+            if self._lock.is_replaying:
+                # A break or a hook inside a replay of this function: another replay would overwrite
+                # memory still read.
                 return self._fn(*args, **kwargs)
             call = self._answers.taken(args, kwargs)
             with call.on_device():

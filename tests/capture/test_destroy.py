@@ -273,7 +273,8 @@ def test_replays_of_an_earlier_exec_in_flight_keep_retained_objects_alive() -> N
 def test_a_replay_in_flight_keeps_objects_alive_that_refer_to_their_graph() -> None:
     with cgraph.sim.use(asynchronous=True) as simulator:
         lab = SimLab(simulator)
-        graph, _ = captured(lab, fresh(lab, 8))
+        x = fresh(lab, 8)
+        graph, _ = captured(lab, x)
         memory = torch.ones(8)
         # The collector kills weak references of Python's in any case.
         weak = _torch.WeakStorage(memory)

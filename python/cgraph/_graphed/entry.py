@@ -54,7 +54,6 @@ def entry_of_graph(
         last_stream=last_stream,
         lock=lock,
         written=recorded.writes,
-        has_breaks=bool(recorded.breaks),
     )
 
 
@@ -84,7 +83,6 @@ def entry_of_passes(
         last_stream=last_stream,
         lock=lock,
         written=trained.writes,
-        has_breaks=bool(trained.breaks),
         is_open=trained.is_open,
     )
 

@@ -199,7 +199,6 @@ class PaddedSizes:
             "last_stream": last_stream,
             "lock": answers.lock,
             "written": recorded.writes,
-            "has_breaks": bool(recorded.breaks),
         }
         if isinstance(recorded, Trained):
             run = PaddedPasses(recorded, found, pad, batched, answers.arguments)

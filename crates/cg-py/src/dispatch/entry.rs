@@ -33,8 +33,6 @@ pub(crate) struct Entry {
     guards: Option<Py<Guards>>,
     /// Memory where no argument must lie.
     written: Option<WrittenMemory>,
-    /// True if Python code of the user's runs between segments of it.
-    has_breaks: bool,
     /// Tells whether what its last call left is still waited for. No call fits as long as it is.
     is_open: Option<Py<PyAny>>,
     work: Work,
@@ -78,11 +76,10 @@ impl Entry {
     /// warn)`, see [`Results::new`]. `guards` look into what the function finds outside of
     /// the arguments, and into objects among them. `written` are start and end of each piece of memory
     /// that it writes and that is not its own: no call fits whose tensors lie there. Without `lock`
-    /// several threads may make a call at a time. `has_breaks` says whether Python code of the user's
-    /// runs in between. `is_open` tells whether a backward pass may still read what its last call left,
+    /// several threads may make a call at a time. `is_open` tells whether a backward pass may still read what its last call left,
     /// which the next one would overwrite.
     #[new]
-    #[pyo3(signature = (args, kwargs, *, is_in_order, modes, work, outputs, last_stream, lock, guards=None, written=Vec::new(), has_breaks=false, is_open=None))]
+    #[pyo3(signature = (args, kwargs, *, is_in_order, modes, work, outputs, last_stream, lock, guards=None, written=Vec::new(), is_open=None))]
     #[expect(
         clippy::too_many_arguments,
         reason = "keywords, given once for each capture"
@@ -99,7 +96,6 @@ impl Entry {
         lock: Option<Py<FunctionLock>>,
         guards: Option<Py<Guards>>,
         written: Vec<(u64, u64)>,
-        has_breaks: bool,
         is_open: Option<Py<PyAny>>,
     ) -> PyResult<Self> {
         let args = args.iter().map(|pattern| Pattern::parse(&pattern));
@@ -127,7 +123,6 @@ impl Entry {
             mode: Mode::new(modes),
             guards,
             written: WrittenMemory::new(written, &bytes),
-            has_breaks,
             is_open,
             work,
             last_stream,
@@ -265,7 +260,7 @@ impl Entry {
         lock.try_take().map(Some).ok_or(lock)
     }
 
-    /// Return whether a break of the same function has made the call. The caller holds the lock.
+    /// Return whether a break or a hook of the same function has made the call. The caller holds the lock.
     #[inline]
     pub(super) fn is_replaying(&self) -> bool {
         let lock = self.lock.as_ref();
@@ -282,7 +277,7 @@ impl Entry {
     ) -> PyResult<Py<PyAny>> {
         let (py, entry) = (slf.py(), slf.get());
         let tensors = matched.tensors(args);
-        let lock = entry.lock.as_ref().filter(|_| entry.has_breaks);
+        let lock = entry.lock.as_ref();
         let _replaying = lock.map(|lock| lock.get().replays());
         let stream = match &entry.last_stream {
             Some(last) => last.get().follow(py)?,

@@ -17,7 +17,7 @@ pub(crate) struct FunctionLock {
     owner: AtomicU64,
     /// Number of times that thread has taken it again. Only that thread looks.
     again: AtomicUsize,
-    /// Number of replays with breaks that are under way, one in a break of the other. Only that thread looks.
+    /// Number of replays that are under way, one in a break or hook of the other. Only that thread looks.
     replaying: AtomicUsize,
     waiting: AtomicUsize,
     lock: Mutex<()>,
@@ -27,7 +27,7 @@ pub(crate) struct FunctionLock {
 /// A lock that this thread holds until the value is dropped.
 pub(crate) struct Locked<'a>(&'a FunctionLock);
 
-/// A replay with breaks, until it is dropped.
+/// A replay that is under way until the value is dropped.
 pub(super) struct Replaying<'a>(&'a FunctionLock);
 
 /// After so long who waits looks for signals: an interrupt of the user's ends the wait.
@@ -48,8 +48,8 @@ impl FunctionLock {
         Ok(())
     }
 
-    /// Return whether a replay with breaks is under way, as seen from one of them. Only the thread that holds
-    /// the lock asks.
+    /// Return whether a replay is under way, as seen from a break or a hook. Only the thread that holds the
+    /// lock asks.
     #[getter]
     pub(crate) fn is_replaying(&self) -> bool {
         self.replaying.load(Ordering::Relaxed) > 0
@@ -68,9 +68,12 @@ impl FunctionLock {
         self.enter().then(|| Locked(self))
     }
 
-    /// Say that a replay with breaks is under way. The thread holds the lock.
+    /// Say that a replay is under way. The thread holds the lock.
+    #[inline]
     pub(super) fn replays(&self) -> Replaying<'_> {
-        self.replaying.fetch_add(1, Ordering::Relaxed);
+        // Two steps are enough where only one thread writes, and cost less.
+        let replaying = self.replaying.load(Ordering::Relaxed);
+        self.replaying.store(replaying + 1, Ordering::Relaxed);
         Replaying(self)
     }
 
@@ -127,8 +130,10 @@ impl Drop for Locked<'_> {
 }
 
 impl Drop for Replaying<'_> {
+    #[inline]
     fn drop(&mut self) {
-        self.0.replaying.fetch_sub(1, Ordering::Relaxed);
+        let replaying = self.0.replaying.load(Ordering::Relaxed);
+        self.0.replaying.store(replaying - 1, Ordering::Relaxed);
     }
 }
 

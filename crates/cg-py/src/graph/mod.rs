@@ -324,14 +324,17 @@ impl Graph {
             None => Self::instantiate_for_replay(slf)?,
         };
         ready.check(py)?;
-        if !graph.hooks.has(Phase::ReplayStart) && !graph.hooks.has(Phase::ReplayEnd) {
+        if !graph.has_replay_hooks() {
             return ready.replay(py, given, to, stream);
         }
         graph.hooks.run(Phase::ReplayStart, slf)?;
         // A hook may have instantiated the graph again, or reset it.
         let ready = graph.ready();
         let ready = ready.ok_or_else(|| state("a replay-start hook has reset the graph"))?;
-        // It may have made another stream the current one.
+        // It may have made another stream the current one, and given tensors other memory.
+        let found = given.matched().filter(|found| found.len() > 0);
+        let found = found.map(|found| found.to_tuple(py)).transpose()?;
+        let given = found.as_ref().map_or(given, ReplayTensors::Unchecked);
         let replayed = ready.replay(py, given, to, None);
         let ended = graph.hooks.run(Phase::ReplayEnd, slf);
         match (replayed, ended) {
@@ -341,6 +344,12 @@ impl Graph {
             }
             (replayed, ended) => replayed.and(ended),
         }
+    }
+
+    /// Return whether hooks run around a replay.
+    #[inline]
+    pub(crate) fn has_replay_hooks(&self) -> bool {
+        self.hooks.has(Phase::ReplayStart) || self.hooks.has(Phase::ReplayEnd)
     }
 
     /// Let Python decide whether the graph, which is not instantiated, may be so now.

@@ -72,7 +72,9 @@ impl PaddedGraph {
         new: Option<&NewResults<'py>>,
         stream: Option<u64>,
     ) -> PyResult<()> {
-        if self.inputs.get().can_copy(tensors) {
+        // A hook may give the tensors other memory.
+        let has_hooks = self.graph.get().has_replay_hooks();
+        if !has_hooks && self.inputs.get().can_copy(tensors) {
             let given = ReplayTensors::Padded(tensors, &self.padding);
             return Graph::run(self.graph.bind(py), given, new.map(NewResults::to), stream);
         }

@@ -26,6 +26,16 @@ pub(crate) enum ReplayTensors<'a, 'py> {
     Padded(MatchedTensors<'a, 'py>, &'a Padding),
 }
 
+impl<'a, 'py> ReplayTensors<'a, 'py> {
+    /// Return tensors that are known to fit as they are.
+    pub(crate) fn matched(self) -> Option<MatchedTensors<'a, 'py>> {
+        match self {
+            Self::Matched(found) => Some(found),
+            Self::Nothing | Self::Unchecked(_) | Self::Padded(..) => None,
+        }
+    }
+}
+
 /// The root nodes of a graph, and the random state that they hand to its kernels.
 pub(crate) struct ReplayInputs {
     inputs: Py<Inputs>,
