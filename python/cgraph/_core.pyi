@@ -119,7 +119,7 @@ class Stream:
     """A queue of work on a device."""
 
     def __new__(cls, device: Device, *, handle: int | None = None) -> Self:
-        """Create a stream, or with ``handle`` adopt one, which must outlive its replays."""
+        """Create a stream, or with ``handle`` adopt one, which must outlive the result."""
     @property
     def handle(self) -> int:
         """The raw stream; zero is the legacy default stream."""
@@ -626,7 +626,12 @@ class LastStream:
     """The stream that the graphs of one pool were last replayed on."""
 
     def __new__(
-        cls, device: Device, current: object, ordinal: int, switch: Callable[[int, int], object]
+        cls,
+        device: Device,
+        current: tuple[object, Callable[[int], bool]],
+        ordinal: int,
+        switch: Callable[[Any, int], object],
+        record: Callable[[int], object],
     ) -> Self: ...
 
 @final

@@ -252,8 +252,8 @@ class GraphedFunction(Binding):
         with self._lock:
             if self._lock.is_replaying:
                 raise CaptureError(
-                    f"{self._name} was to be captured inside a break or a hook of its own replay, which"
-                    " still reads the memory of its graphs: capture it first"
+                    f"{self._name} was to be captured inside a break or a hook of its own replay,"
+                    " which still reads the memory of its graphs: capture it first"
                 )
             if self._is_frozen:
                 raise StateError(

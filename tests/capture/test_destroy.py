@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import cgraph
-from cgraph import _torch
+from cgraph import _core, _torch
 from lab import Lab, SimLab, captured, fresh
 
 
@@ -287,6 +287,21 @@ def test_a_replay_in_flight_keeps_objects_alive_that_refer_to_their_graph() -> N
         simulator.device.collect()
         gc.collect()
         assert weak.get() is None
+
+
+def test_the_stream_of_the_last_replay_may_be_destroyed_before_the_graph() -> None:
+    with cgraph.sim.use() as simulator:
+        lab = SimLab(simulator)
+        x = fresh(lab, 8)
+        graph, y = captured(lab, x)
+        theirs = simulator.new_stream()
+        with simulator.stream(_core.Stream(simulator.device, handle=theirs.handle)):
+            graph.replay()
+        del theirs
+        gc.collect()
+        assert torch.equal(y, x * 2 + 1)
+        graph.replay()
+        graph.reset()
 
 
 def test_a_callback_that_exits_at_exit_does_not_stop_the_others() -> None:

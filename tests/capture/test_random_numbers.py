@@ -240,7 +240,7 @@ def test_the_native_step_stores_seed_and_offset_and_moves_the_offset_by_its_step
     graph = _core.Graph()
     graph._adopt(
         template,
-        current=lambda ordinal: stream.handle,
+        current=(lambda ordinal: stream.handle, lambda ordinal: False),
         ordinal=0,
         check=None,
         random_step=None,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import gc
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -367,7 +368,9 @@ def test_the_path_of_newer_torch_draws_like_eager(monkeypatch: pytest.MonkeyPatc
 
 
 def test_without_dlpack_the_raw_stream_getter_serves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_torch, "current_stream_source", lambda: torch._C._cuda_getCurrentRawStream)
+    getter = torch._C._cuda_getCurrentRawStream
+    source = getter, _torch.is_own_stream
+    monkeypatch.setattr(_torch, "current_stream_source", lambda: source)
     x = fresh(lab, 64)
     graph, y = captured(lab, x)
     stream = torch.cuda.Stream()
@@ -378,6 +381,43 @@ def test_without_dlpack_the_raw_stream_getter_serves(monkeypatch: pytest.MonkeyP
         z = y + 1
     torch.cuda.current_stream().wait_stream(stream)
     assert torch.equal(z, x * 2 + 1 + 1)
+
+
+@contextmanager
+def stream_of_another_library() -> Iterator[torch.cuda.Stream]:
+    """Make a stream current that is destroyed at the end, while its work may be in flight."""
+    torch.cuda.synchronize()
+    theirs = _core.Stream(_core.Device.cuda(0))
+    with torch.cuda.stream(torch.cuda.ExternalStream(theirs.handle)):
+        yield torch.cuda.current_stream()
+
+
+def test_the_stream_of_the_last_replay_may_be_destroyed_before_the_graph() -> None:
+    x = fresh(lab, 64)
+    graph, y = captured(lab, x)
+    for _ in range(3):
+        x.normal_()
+        with stream_of_another_library():
+            graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(y, x * 2 + 1)
+    graph.reset()
+
+
+def test_a_graphed_function_waits_for_a_replay_on_a_stream_that_is_gone() -> None:
+    function = cgraph.graphed(lambda x: x @ x, outputs="static")
+    x = fresh(lab, 2048, 2048)
+    for _ in range(3):
+        function(x)
+    torch.cuda.synchronize()
+    other = fresh(lab, 2048, 2048)
+    with stream_of_another_library():
+        for _ in range(20):
+            function(x)
+    assert torch.equal(function(other).clone(), other @ other)
+    # The handle of a stream that is gone may be that of a new one.
+    with stream_of_another_library():
+        assert torch.equal(function(x).clone(), x @ x)
 
 
 def test_a_captured_training_step_equals_eager() -> None:

@@ -37,7 +37,7 @@ pub use driver::sim::{KernelCall, Live, Sim, SimBuilder, SimMemory};
 pub use driver::spec::{Condition, Dim3, EdgeKind, NodeDetail, NodeIds};
 pub use driver::{CaptureMode, InstantiateFlags, begin_exit};
 pub use error::{Error, Result};
-pub use exec::{Exec, Transfer};
+pub use exec::{Exec, LastReplay, Transfer};
 pub use free_list::FreeList;
 pub use inputs::{Feed, Inputs};
 pub use memory::Memory;

@@ -23,25 +23,22 @@ struct Parked {
 }
 
 /// Something that is reached when a stream has passed what was enqueued on it.
-enum Fence {
-    Event(OwnedEvent),
-    /// The stream itself, where no event could be recorded: it captures, or the call failed.
+pub(crate) enum Fence {
+    Event(Arc<OwnedEvent>),
+    /// The stream itself, before an event is recorded, or where none can be: it captures, or the call failed.
     Stream(Arc<OwnedStream>),
 }
 
 impl Limbo {
-    /// Drop `what` as soon as the streams have passed all that is enqueued on them now.
-    pub(crate) fn park(
-        &self,
-        streams: impl IntoIterator<Item = Arc<OwnedStream>>,
-        what: Box<dyn Any + Send>,
-    ) {
+    /// Drop `what` as soon as the fences are reached: those of streams, when they have passed all that is
+    /// enqueued on them now.
+    pub(crate) fn park(&self, fences: impl IntoIterator<Item = Fence>, what: Box<dyn Any + Send>) {
         if is_exiting() {
             // Work in flight may use it to the very end.
             std::mem::forget(what);
             return;
         }
-        let fences: Vec<Fence> = streams.into_iter().filter_map(fence).collect();
+        let fences: Vec<Fence> = fences.into_iter().filter_map(still_ahead).collect();
         if !fences.is_empty() {
             let parked = Parked {
                 fences,
@@ -115,7 +112,7 @@ fn fence(stream: Arc<OwnedStream>) -> Option<Fence> {
             event.record(&stream)?;
             Ok(event)
         });
-        Some(event.map_or(Fence::Stream(stream), Fence::Event))
+        Some(event.map_or(Fence::Stream(stream), |event| Fence::Event(Arc::new(event))))
     })
 }
 

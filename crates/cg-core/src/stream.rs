@@ -8,7 +8,7 @@ use crate::driver::handle::{EventHandle, StreamHandle};
 use crate::driver::owned::{OwnedEvent, OwnedStream, same_driver};
 use crate::driver::{CaptureStatus, is_exiting};
 use crate::error::Result;
-use crate::retain::Retained;
+use crate::retain::{Fence, Retained};
 use crate::work::Work;
 
 /// So many retained things of a stream are handed over to a fence at once.
@@ -22,6 +22,7 @@ pub struct Stream {
 
 struct Inner {
     owned: Arc<OwnedStream>,
+    outlives_replays: bool,
     device: Device,
     /// Held while something is enqueued or a capture begins or ends, so that what is enqueued is
     /// retained for the capture that records it.
@@ -35,7 +36,7 @@ impl Stream {
     #[doc(alias = "cuStreamCreate")]
     pub fn new(device: &Device) -> Result<Self> {
         let owned = OwnedStream::new(Arc::clone(device.driver()))?;
-        Ok(Self::with_owned(device, owned))
+        Ok(Self::with_owned(device, owned, true))
     }
 
     /// Return a stream of somebody else: torch's, another crate's, or zero for the legacy default stream.
@@ -51,7 +52,23 @@ impl Stream {
     )]
     pub unsafe fn from_raw(device: &Device, handle: StreamHandle) -> Self {
         let owned = OwnedStream::borrowed(Arc::clone(device.driver()), handle);
-        Self::with_owned(device, owned)
+        Self::with_owned(device, owned, true)
+    }
+
+    /// Return a stream of somebody else, who may destroy it while what was replayed on it lives: an
+    /// exec keeps an event behind each replay on it, and not the stream.
+    ///
+    /// # Safety
+    /// `handle` is a live stream of the device, the same in all threads (not
+    /// `CU_STREAM_PER_THREAD`), and stays so as long as the result and its clones.
+    #[must_use]
+    #[expect(
+        unsafe_code,
+        reason = "the caller vouches for a handle that nobody here owns"
+    )]
+    pub unsafe fn from_foreign(device: &Device, handle: StreamHandle) -> Self {
+        let owned = OwnedStream::borrowed(Arc::clone(device.driver()), handle);
+        Self::with_owned(device, owned, false)
     }
 
     /// Return its device.
@@ -160,15 +177,24 @@ impl Stream {
             let full = std::mem::take(&mut *pending);
             drop(pending);
             let limbo = self.inner.device.limbo();
-            limbo.park([Arc::clone(&self.inner.owned)], Box::new(full));
+            limbo.park(
+                [Fence::Stream(Arc::clone(&self.inner.owned))],
+                Box::new(full),
+            );
             limbo.collect();
         }
     }
 
-    fn with_owned(device: &Device, owned: OwnedStream) -> Self {
+    /// Return whether it outlives what was replayed on it.
+    pub(crate) fn outlives_replays(&self) -> bool {
+        self.inner.outlives_replays
+    }
+
+    fn with_owned(device: &Device, owned: OwnedStream, outlives_replays: bool) -> Self {
         Self {
             inner: Arc::new(Inner {
                 owned: Arc::new(owned),
+                outlives_replays,
                 device: device.clone(),
                 order: Mutex::new(()),
                 pending: Mutex::new(Vec::new()),
@@ -200,7 +226,7 @@ impl Drop for Inner {
             && !matches!(self.owned.capture_status(), Ok(CaptureStatus::None));
         if forked || !pending.is_empty() {
             let limbo = self.device.limbo();
-            limbo.park([Arc::clone(&self.owned)], Box::new(pending));
+            limbo.park([Fence::Stream(Arc::clone(&self.owned))], Box::new(pending));
         }
     }
 }

@@ -447,6 +447,27 @@ fn everything_dropped_in_flight() {
 }
 
 #[test]
+fn a_foreign_stream_that_is_destroyed_in_flight() {
+    with_each_call_failing(|f| {
+        let (theirs, event) = (Stream::new(&f.device)?, Event::new(&f.device)?);
+        let scratch = Memory::new(&f.device, BYTES)?;
+        let template = Template::new(&f.device)?;
+        let copy = template.add(&Work::memcpy(&scratch, &f.x)?, &[])?;
+        template.add(&Work::memcpy(&f.y, &scratch)?, &[copy])?;
+        let exec = template.instantiate(InstantiateFlags::default())?;
+        theirs.enqueue(&Work::memset(&f.x, 3)?)?;
+        exec.replay(&raw::foreign_stream(&theirs))?;
+        theirs.record(&event)?;
+        drop(theirs);
+        drop((exec, template, scratch));
+        f.stream.wait(&event)?;
+        drop(event);
+        f.stream.synchronize()?;
+        check(&f.y, &all(3))
+    });
+}
+
+#[test]
 fn a_capture_that_is_tracked_and_copied() {
     with_each_call_failing(|f| {
         let side = Stream::new(&f.device)?;

@@ -114,8 +114,9 @@ def _last_stream_of(ordinal: int, handle: tuple[int, ...]) -> _core.LastStream:
     """Return the last stream of a pool, shared by all functions that use the pool."""
     last_stream = _last_streams.get((ordinal, *handle))
     if last_stream is None:
-        source: Any = _torch.current_stream_source()
-        made = _core.LastStream(_core.Device.cuda(ordinal), source, ordinal, _torch.wait_between)
+        source = _torch.current_stream_source()
+        wait, record = _torch.wait_between, _torch.record_behind
+        made = _core.LastStream(_core.Device.cuda(ordinal), source, ordinal, wait, record)
         # Another thread may have made one meanwhile.
         last_stream = _last_streams.setdefault((ordinal, *handle), made)
     return last_stream

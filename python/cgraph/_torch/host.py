@@ -6,7 +6,7 @@ import functools
 import sys
 import threading
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -186,10 +186,23 @@ def is_capturing() -> bool:
     return torch.cuda.is_initialized() and bool(torch._C._cuda_isCurrentStreamCapturing())
 
 
-def current_stream_source() -> object:
-    """Return the native half's source of torch's current stream: DLPack's table, or a function."""
+def current_stream_source() -> tuple[object, Callable[[int], bool]]:
+    """Return the native half's source of torch's current stream, and a function that tells of it.
+
+    The source is DLPack's table or a function. The other function tells whether the current stream
+    of a device is torch's own; torch destroys none of these.
+    """
     capsule = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
-    return torch._C._cuda_getCurrentRawStream if capsule is None else capsule
+    return torch._C._cuda_getCurrentRawStream if capsule is None else capsule, is_own_stream
+
+
+def is_own_stream(ordinal: int) -> bool:
+    """Return whether a device's current stream is torch's own: the default one, or of its pool.
+
+    The number of a stream of somebody else is its raw handle, which is even.
+    """
+    number: int = torch._C._cuda_getCurrentStream(ordinal)[0]
+    return number == 0 or number % 2 == 1
 
 
 def current_stream(ordinal: int) -> torch.cuda.Stream:

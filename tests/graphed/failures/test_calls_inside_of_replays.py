@@ -1,4 +1,4 @@
-"""A call that a hook of its own function's replay makes, and hooks that move what the replay reads."""
+"""Calls that a hook of their own function's replay makes, and hooks that move tensors."""
 
 from __future__ import annotations
 

@@ -165,8 +165,8 @@ impl OwnedStream {
         })
     }
 
-    /// Use a stream of somebody else. Only [`crate::Stream::from_raw`] calls this, whose caller
-    /// promises that the stream outlives the result.
+    /// Use a stream of somebody else. Only [`crate::Stream::from_raw`] and
+    /// [`crate::Stream::from_foreign`] call this, whose callers promise that the stream outlives the result.
     pub(crate) fn borrowed(driver: Arc<dyn Driver>, handle: StreamHandle) -> Self {
         Self {
             driver,

@@ -1,6 +1,7 @@
 //! [`Exec`]: a graph that can run and cannot change shape.
 
 mod instantiate;
+mod last_replay;
 mod transfer;
 
 use std::any::Any;
@@ -22,6 +23,7 @@ use crate::template::{Node, Template};
 use crate::transfer::Shared;
 use crate::work::Work;
 
+pub use last_replay::LastReplay;
 pub use transfer::Transfer;
 use transfer::Transfers;
 
@@ -51,9 +53,7 @@ struct State {
     transfers: Transfers,
     /// Of the pools that the nodes' memory is from.
     gates: Gates,
-    /// The stream of the last replay. Replays of one exec never overlap: where the last one has
-    /// passed, all have.
-    last: Option<Stream>,
+    last: Option<LastReplay>,
 }
 
 impl Exec {
@@ -188,7 +188,8 @@ impl Exec {
             } = state;
             let _open = gates.pass()?;
             transfers.prepare(owned, transfer, self.template)?;
-            if let Some(last) = last.as_ref().filter(|last| is_last(last)) {
+            let known = last.as_ref().and_then(LastReplay::stream);
+            if let Some(last) = known.filter(|last| is_last(last)) {
                 let launched = owned.launch(last.owned());
                 return launched
                     .map_err(|error| explain(last, error))
@@ -196,9 +197,11 @@ impl Exec {
             }
             let stream = other()?;
             self.check(&stream)?;
+            let now = LastReplay::on(stream.clone())?;
             let launched = owned.launch(stream.owned());
             launched.map_err(|error| explain(&stream, error))?;
-            Ok(last.replace(stream))
+            now.mark(&stream);
+            Ok(last.replace(now))
         });
         // The stream before goes here, with the lock open: what it retains may be foreign.
         before.map(drop)
@@ -291,10 +294,9 @@ impl Exec {
         })
     }
 
-    /// Return the stream of the last replay. Replays of one exec never overlap: where that stream has
-    /// passed, all of them have.
+    /// Return the point behind the last replay.
     #[must_use]
-    pub fn last_stream(&self) -> Option<Stream> {
+    pub fn last_replay(&self) -> Option<LastReplay> {
         self.with(|state| state.last.clone())
     }
 
@@ -310,8 +312,7 @@ impl Exec {
     /// Drop what the nodes do not name any more, once the replays in flight have passed.
     /// Called with no lock held: what is dropped may be foreign.
     fn park(&self, what: Box<dyn Any + Send>) {
-        let last = self.with(|state| state.last.clone());
-        let last = last.iter().map(|stream| Arc::clone(stream.owned()));
+        let last = self.with(|state| state.last.as_ref().map(LastReplay::fence));
         self.device.limbo().park(last, what);
     }
 
@@ -353,7 +354,7 @@ impl Drop for Exec {
             .unwrap_or_else(PoisonError::into_inner)
             .take();
         if let Some(state) = state {
-            let last = state.last.iter().map(|stream| Arc::clone(stream.owned()));
+            let last = state.last.as_ref().map(LastReplay::fence);
             let named = (state.retained, state.set, state.kept, state.transfers);
             let all = (state.owned, named);
             let limbo = self.device.limbo();

@@ -7,7 +7,7 @@ use cg_core::{Device, Event, InstantiateFlags, Memory, Stream, Template, Work};
 
 use crate::support::kernels::Kernels;
 use crate::support::{
-    Gate, POISON, Words, all, axpy, bytes, memory, poisoned, random, random_word, words,
+    Gate, POISON, Words, all, axpy, bytes, memory, poisoned, random, random_word, raw, words,
 };
 
 on_every_driver! {
@@ -19,6 +19,7 @@ on_every_driver! {
     two_execs_run_in_turn,
     everything_may_be_dropped_right_after_a_replay,
     everything_may_be_dropped_after_replays_on_two_streams,
+    a_foreign_stream_may_be_destroyed_right_after_a_replay,
     an_exec_runs_on_the_legacy_stream,
     many_templates_are_instantiated_at_once,
     templates_are_made_on_the_same_thread_while_others_are_instantiated,
@@ -178,8 +179,27 @@ fn everything_may_be_dropped_after_replays_on_two_streams(device: &Device) {
     assert_eq!(words(&other), random(9));
 }
 
+fn a_foreign_stream_may_be_destroyed_right_after_a_replay(device: &Device) {
+    let (theirs, last) = (Stream::new(device).unwrap(), Stream::new(device).unwrap());
+    let (result, done) = (poisoned(device), Event::new(device).unwrap());
+    let exec = slow_exec(device, &result);
+    exec.replay(&raw::foreign_stream(&theirs)).unwrap();
+    theirs.record(&done).unwrap();
+    drop(theirs);
+    let replay = exec.last_replay().unwrap();
+    assert!(replay.stream().is_none());
+    drop(exec);
+    let others: Vec<Memory> = (0..8).map(|i| memory(device, &random(i))).collect();
+    last.wait(&done).unwrap();
+    replay.synchronize().unwrap();
+    assert_eq!(words(&result), all(6));
+    for (i, other) in (0..).zip(&others) {
+        assert_eq!(words(other), random(i));
+    }
+}
+
 fn an_exec_runs_on_the_legacy_stream(device: &Device) {
-    let legacy = crate::support::raw::legacy_stream(device);
+    let legacy = raw::legacy_stream(device);
     let (x, y) = (memory(device, &random(10)), memory(device, &random(11)));
     let exec = two_sums(device, 13, &x, &y);
     exec.replay(&legacy).unwrap();

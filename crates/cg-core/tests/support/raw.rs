@@ -14,6 +14,12 @@ pub(crate) fn legacy_stream(device: &Device) -> Stream {
     unsafe { Stream::from_raw(device, StreamHandle::LEGACY) }
 }
 
+/// Return a stream that `owner` may destroy.
+pub(crate) fn foreign_stream(owner: &Stream) -> Stream {
+    // SAFETY: the callers drop the result before `owner`.
+    unsafe { Stream::from_foreign(owner.device(), owner.handle()) }
+}
+
 /// Begin a capture without a guard.
 pub(crate) fn begin_capture(stream: &Stream, mode: CaptureMode) -> Result<()> {
     let driver = stream.device().driver();

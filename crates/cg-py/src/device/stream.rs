@@ -14,7 +14,7 @@ pub(crate) struct Stream {
 
 #[pymethods]
 impl Stream {
-    /// Return a new stream, or with `handle` an existing one, which must outlive what is replayed on it.
+    /// Return a new stream, or with `handle` an existing one, which must outlive the result.
     #[new]
     #[pyo3(signature = (device, *, handle=None))]
     fn new(py: Python<'_>, device: &Device, handle: Option<u64>) -> PyResult<Self> {

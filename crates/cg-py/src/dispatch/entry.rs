@@ -283,16 +283,11 @@ impl Entry {
             Some(last) => last.get().follow(py)?,
             None => None,
         };
-        let mut is_eager = false;
-        let result = match &entry.work {
-            Work::Replay(replay, results) => {
-                results.warn_if_held(py)?;
-                let new = results.new_results(py)?;
-                is_eager = replay.run(py, tensors, new.as_ref(), stream)?;
-                results.result(py, tensors, new.as_ref())?
-            }
-            Work::Call(call) => call.call(py, args, kwargs)?,
-        };
+        let ran = entry.work.run(py, tensors, stream, (args, kwargs));
+        if let Some(last) = &entry.last_stream {
+            last.get().leave(py, stream)?;
+        }
+        let (result, is_eager) = ran?;
         entry.give_back(py, matched);
         raw::count(if is_eager {
             &entry.eager_calls
@@ -301,6 +296,29 @@ impl Entry {
         });
         entry.last_use.store(raw::count(&CLOCK), Ordering::Relaxed);
         Ok(result)
+    }
+}
+
+impl Work {
+    /// Replay or call; the result, and true if a callable did not replay.
+    #[inline]
+    fn run<'py>(
+        &self,
+        py: Python<'py>,
+        tensors: MatchedTensors<'_, 'py>,
+        stream: Option<u64>,
+        (args, kwargs): (&Bound<'py, PyTuple>, Option<&Bound<'py, PyDict>>),
+    ) -> PyResult<(Py<PyAny>, bool)> {
+        match self {
+            Self::Replay(replay, results) => {
+                results.warn_if_held(py)?;
+                let new = results.new_results(py)?;
+                let is_eager = replay.run(py, tensors, new.as_ref(), stream)?;
+                let result = results.result(py, tensors, new.as_ref())?;
+                Ok((result, is_eager))
+            }
+            Self::Call(call) => Ok((call.call(py, args, kwargs)?, false)),
+        }
     }
 }
 

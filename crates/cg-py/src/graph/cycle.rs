@@ -24,8 +24,8 @@ pub(crate) struct Cycle {
     /// Wait for the replays before the callbacks run and the objects go.
     synchronize: AtomicBool,
     captured: AtomicBool,
-    /// The streams of the execs that were replaced by a later instantiate.
-    streams: Mutex<Vec<cg_core::Stream>>,
+    /// The last replays of the execs that were replaced by a later instantiate.
+    replaced: Mutex<Vec<cg_core::LastReplay>>,
     /// The driver's numbers of all graphs and execs of this cycle, where it gives any.
     ids: Mutex<BTreeSet<u32>>,
 }
@@ -37,7 +37,7 @@ impl Default for Cycle {
             objects: Registry::new(Policy::Propagate),
             synchronize: AtomicBool::new(false),
             captured: AtomicBool::new(false),
-            streams: Mutex::default(),
+            replaced: Mutex::default(),
             ids: Mutex::default(),
         }
     }
@@ -68,17 +68,18 @@ impl Cycle {
         lock(&self.ids).extend(ids);
     }
 
-    /// Note the stream of an exec that goes before the cycle ends. Its replays in flight keep the
+    /// Note the last replay of an exec that goes before the cycle ends. Its replays in flight keep the
     /// retained objects alive.
     pub(crate) fn replaced(&self, exec: &cg_core::Exec) {
         for object in self.objects.hooks() {
             exec.retain(object as cg_core::Retained);
         }
-        let mut streams = lock(&self.streams);
-        if let Some(last) = exec.last_stream()
-            && !streams.iter().any(|known| known.handle() == last.handle())
+        let handle = |replay: &cg_core::LastReplay| replay.stream().map(cg_core::Stream::handle);
+        let mut replaced = lock(&self.replaced);
+        if let Some(last) = exec.last_replay()
+            && (handle(&last).is_none() || !replaced.iter().any(|one| handle(one) == handle(&last)))
         {
-            streams.push(last);
+            replaced.push(last);
         }
     }
 
@@ -90,16 +91,16 @@ impl Cycle {
     pub(crate) fn end(&self, py: Python<'_>, ready: Option<&ReadyExec>) -> PyResult<()> {
         let captured = self.captured.swap(false, Ordering::Relaxed);
         let ids = std::mem::take(&mut *lock(&self.ids));
-        let streams = std::mem::take(&mut *lock(&self.streams));
+        let replaced = std::mem::take(&mut *lock(&self.replaced));
         let synchronize = self.synchronize.swap(false, Ordering::Relaxed);
         let callbacks = self.callbacks.take();
         if synchronize {
             // The exec may be locked by a launch that waits for a host function, which needs the
             // interpreter.
-            let last = py.detach(|| ready.and_then(|ready| ready.exec.last_stream()));
-            for stream in streams.iter().chain(&last) {
+            let last = py.detach(|| ready.and_then(|ready| ready.exec.last_replay()));
+            for replay in replaced.iter().chain(&last) {
                 // A device that cannot be waited for must not keep the callbacks from running.
-                if let Err(error) = detached(py, || stream.synchronize()) {
+                if let Err(error) = detached(py, || replay.synchronize()) {
                     error.write_unraisable(py, None);
                 }
             }

@@ -193,7 +193,7 @@ impl Graph {
             .map(|inputs| ReplayInputs::new(inputs, generators))
             .transpose()?;
         let current = match ordinal {
-            Some(ordinal) => CurrentStream::new(current, ordinal)?,
+            Some(ordinal) => CurrentStream::new(current.extract()?, ordinal)?,
             None => CurrentStream::Object(current.unbind()),
         };
         let adopted = State {
@@ -406,7 +406,7 @@ impl Graph {
         if !template.allocates()? {
             return Err(refused);
         }
-        if let Some(last) = before.exec.last_stream() {
+        if let Some(last) = before.exec.last_replay() {
             last.synchronize()?;
         }
         self.cycle.replaced(&before.exec);

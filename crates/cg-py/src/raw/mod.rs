@@ -11,6 +11,7 @@ mod dlpack;
 mod fast_reader;
 mod field_reader;
 mod fields;
+mod lasting_streams;
 mod lookup;
 mod new_tensor;
 mod stable_functions;
@@ -37,6 +38,7 @@ pub(crate) use dlpack::{CurrentWorkStream, DlpackReader};
 pub(crate) use fast_reader::{Comparison, FastReader, TensorPlace};
 pub(crate) use field_reader::{FieldReader, KnownClass};
 pub(crate) use fields::LayoutWords;
+pub(crate) use lasting_streams::{is_lasting, note_lasting};
 pub(crate) use lookup::{ClassReader, entry_at, item_address, position_of, slot, value_at};
 pub(crate) use new_tensor::NewTensor;
 pub(crate) use stable_functions::Form;
@@ -45,7 +47,7 @@ pub(crate) use view::{Dtype, Lazy, Place, View};
 /// `CU_STREAM_PER_THREAD`.
 const PER_THREAD: u64 = 2;
 
-/// Return a stream of torch's, by its raw handle.
+/// Return a stream of torch's or of somebody else, by its raw handle.
 ///
 /// # Errors
 /// For CUDA's name of "the stream of this thread", which is another stream in each thread.
@@ -57,10 +59,13 @@ pub(crate) fn stream(device: &Device, handle: u64) -> Result<Stream> {
             expected: "a stream that is the same in all threads".to_owned(),
         });
     }
-    // SAFETY: the handle comes from torch's current stream or from a `torch.cuda.Stream` that the
-    // caller holds; torch takes its streams from a pool that it never destroys, and the
-    // documentation of `cgraph.graph` asks the same of external streams.
-    Ok(unsafe { Stream::from_raw(device, StreamHandle(handle)) })
+    if is_lasting(handle) {
+        // SAFETY: torch has said that the stream is of its pool, which it never destroys.
+        return Ok(unsafe { Stream::from_raw(device, StreamHandle(handle)) });
+    }
+    // SAFETY: the handle comes from torch's current stream, which is live during the call that asks for
+    // it, or from the caller of `cgraph._core.Stream`, who keeps the stream alive as long as that object.
+    Ok(unsafe { Stream::from_foreign(device, StreamHandle(handle)) })
 }
 
 /// Return the graph of a `torch._C._CUDAGraph`, by its raw handle.
