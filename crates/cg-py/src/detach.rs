@@ -1,14 +1,31 @@
 //! The one door out of the interpreter.
 
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 use pyo3::prelude::*;
 
-use crate::error::to_py;
+use crate::error::{panicked, to_py};
 
 /// Run `work` without holding the interpreter, so that other threads go on and host functions
-/// that need it cannot deadlock; maps the error.
+/// that need it cannot deadlock; maps the error. A panic, as of the simulator about what would end the
+/// process on a GPU, is an error, too.
 pub(crate) fn detached<T: Send>(
     py: Python<'_>,
     work: impl FnOnce() -> cg_core::Result<T> + Send,
 ) -> PyResult<T> {
-    py.detach(work).map_err(|error| to_py(py, &error))
+    // No lock stays held behind a panic, and none of ours minds that it was held in one.
+    let done = py.detach(|| catch_unwind(AssertUnwindSafe(work)).map_err(message));
+    match done {
+        Ok(result) => result.map_err(|error| to_py(py, &error)),
+        Err(text) => Err(panicked(&text)),
+    }
+}
+
+fn message(panic: Box<dyn Any + Send>) -> String {
+    let text = panic.downcast::<String>().map(|text| *text);
+    text.unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<&str>();
+        text.map_or_else(|| "a panic without a text".to_owned(), ToString::to_string)
+    })
 }

@@ -41,6 +41,12 @@ pub(crate) fn to_py(py: Python<'_>, error: &Error) -> PyErr {
     exception
 }
 
+/// Make the error of a panic in the core.
+#[cold]
+pub(crate) fn panicked(text: &str) -> PyErr {
+    class::CgraphError::new_err(format!("cgraph has stopped this call: {text}"))
+}
+
 /// Make the error of an object that is not in a state for the call: what was found, what was expected, what to do.
 pub(crate) fn state(text: impl Into<String>) -> PyErr {
     class::StateError::new_err(text.into())

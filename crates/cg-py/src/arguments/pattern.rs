@@ -296,12 +296,14 @@ pub(crate) fn all_fit<'a, 'py>(
 
 /// Return whether a dictionary has its keys in the order of the patterns.
 pub(crate) fn has_order(patterns: &[(Py<PyAny>, Pattern)], dict: &Bound<'_, PyDict>) -> bool {
-    for ((key, _), (other, _)) in patterns.iter().zip(dict) {
-        if !equals(&other, key.bind(other.py())) {
-            return false;
-        }
-    }
-    true
+    let mut keys = dict.iter();
+    patterns.iter().all(|(key, _)| {
+        // A comparison may run code that adds keys, which ends in a panic of the iterator.
+        let next = (dict.len() == patterns.len())
+            .then(|| keys.next())
+            .flatten();
+        next.is_some_and(|(other, _)| equals(&other, key.bind(other.py())))
+    })
 }
 
 /// Return whether keyword arguments or the items of a dictionary fit.

@@ -91,13 +91,16 @@ impl Sim {
     }
 
     /// Run one ready operation; false if there is none.
-    fn step(&self, py: Python<'_>) -> bool {
-        py.detach(|| self.core.step())
+    fn step(&self, py: Python<'_>) -> PyResult<bool> {
+        detached(py, || Ok(self.core.step()))
     }
 
     /// Run until nothing is in flight.
-    fn drive(&self, py: Python<'_>) {
-        py.detach(|| self.core.drive());
+    fn drive(&self, py: Python<'_>) -> PyResult<()> {
+        detached(py, || {
+            self.core.drive();
+            Ok(())
+        })
     }
 
     /// Hold a stream's work back until nothing else can run.

@@ -267,8 +267,7 @@ impl MemoryCalls for Sim {
 
     unsafe fn memcpy_to_device(&self, dst: Address, src: &[u8]) -> Result<()> {
         drop(self.enter(Call::MemcpyHtoD)?);
-        run::drive_stream(self, super::StreamHandle::LEGACY);
-        run::check_failure(&self.state(), Call::MemcpyHtoD)?;
+        run::drive_stream(self, super::StreamHandle::LEGACY, Call::MemcpyHtoD)?;
         let view = self.view(dst, src.len() as u64);
         view.copy_from(src);
         Ok(())
@@ -276,8 +275,7 @@ impl MemoryCalls for Sim {
 
     unsafe fn memcpy_to_host(&self, dst: &mut [u8], src: Address) -> Result<()> {
         drop(self.enter(Call::MemcpyDtoH)?);
-        run::drive_stream(self, super::StreamHandle::LEGACY);
-        run::check_failure(&self.state(), Call::MemcpyDtoH)?;
+        run::drive_stream(self, super::StreamHandle::LEGACY, Call::MemcpyDtoH)?;
         dst.copy_from_slice(&self.view(src, dst.len() as u64).to_vec());
         Ok(())
     }

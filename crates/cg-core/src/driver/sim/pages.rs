@@ -358,7 +358,6 @@ impl PageCalls for Sim {
             let mut streams = state.streams.values();
             streams.all(|stream| stream.queue.is_empty() && !stream.busy)
         };
-        run::drive_until(self, idle);
-        run::check_failure(&self.state(), call)
+        run::drive_until(self, call, idle)
     }
 }

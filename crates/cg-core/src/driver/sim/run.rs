@@ -95,30 +95,33 @@ pub(super) fn step(sim: &Sim) -> bool {
     step_locked(sim, sim.state())
 }
 
-/// Run until the stream is empty.
-pub(super) fn drive_stream(sim: &Sim, stream: StreamHandle) {
-    drive_until(sim, |state| {
+/// Run until the stream is empty, for a call that waits for that.
+pub(super) fn drive_stream(sim: &Sim, stream: StreamHandle, call: Call) -> Result<()> {
+    drive_until(sim, call, |state| {
         state
             .streams
             .get(&stream.0)
             .is_none_or(|stream| stream.queue.is_empty() && !stream.busy)
-    });
+    })
 }
 
-/// Run until `done` holds.
+/// Run until `done` holds, for a call that waits for that.
+///
+/// # Errors
+/// In an operation that the device runs, as a wait for that device would last for ever: CUDA's host
+/// functions make no driver call. Or if an operation has failed.
 ///
 /// # Panics
 /// If nothing can run and nothing is running, which would be for ever.
-pub(super) fn drive_until(sim: &Sim, done: impl Fn(&State) -> bool) {
-    assert!(
-        !IN_OPERATION.get(),
-        "an operation waits for the device that runs it; on a GPU it must make no driver call"
-    );
+pub(super) fn drive_until(sim: &Sim, call: Call, done: impl Fn(&State) -> bool) -> Result<()> {
+    if IN_OPERATION.get() {
+        return Err(refuse(call, Code::NOT_PERMITTED));
+    }
     loop {
         let mut state = sim.state();
         retire(&mut state);
         if done(&state) {
-            return;
+            return check_failure(&state, call);
         }
         let running = is_running(&state);
         if step_locked(sim, state) {

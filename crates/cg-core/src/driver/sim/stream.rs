@@ -133,8 +133,7 @@ impl StreamCalls for Sim {
         let mut state = self.enter_unsafe(Call::StreamSynchronize)?;
         capture::refuse_capturing(&mut state, stream, Call::StreamSynchronize)?;
         drop(state);
-        run::drive_stream(self, stream);
-        run::check_failure(&self.state(), Call::StreamSynchronize)
+        run::drive_stream(self, stream, Call::StreamSynchronize)
     }
 
     unsafe fn stream_query(&self, stream: StreamHandle) -> Result<bool> {
@@ -241,12 +240,11 @@ impl StreamCalls for Sim {
         capture::refuse_captured(&mut state, handle, Call::EventSynchronize)?;
         let record = event(&mut state, handle).recorded;
         drop(state);
-        run::drive_until(self, |state| {
+        run::drive_until(self, Call::EventSynchronize, |state| {
             state
                 .events
                 .get(&handle.0)
                 .is_none_or(|event| event.reached >= record)
-        });
-        run::check_failure(&self.state(), Call::EventSynchronize)
+        })
     }
 }
