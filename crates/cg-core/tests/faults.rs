@@ -424,46 +424,34 @@ fn clones_children_and_removals() {
     });
 }
 
+/// Replay on a stream, and drop everything while that is in flight.
+fn drop_in_flight(f: &Fixture, replay: fn(&Exec, &Stream) -> Result<()>) -> Result<()> {
+    let (other, event) = (Stream::new(&f.device)?, Event::new(&f.device)?);
+    let module = Module::load(&f.device, PTX.as_bytes())?;
+    assert_eq!(module.function("fill")?.name(), "fill");
+    let (scratch, template) = (Memory::new(&f.device, BYTES)?, Template::new(&f.device)?);
+    let copy = template.add(&Work::memcpy(&scratch, &f.x)?, &[])?;
+    template.add(&Work::memcpy(&f.y, &scratch)?, &[copy])?;
+    let exec = template.instantiate(InstantiateFlags::default())?;
+    other.enqueue(&Work::memset(&f.x, 3)?)?;
+    replay(&exec, &other)?;
+    other.record(&event)?;
+    drop((other, exec, template, scratch));
+    f.stream.wait(&event)?;
+    drop(event);
+    f.stream.synchronize()?;
+    check(&f.y, &all(3))
+}
+
 #[test]
 fn everything_dropped_in_flight() {
-    with_each_call_failing(|f| {
-        let (other, event) = (Stream::new(&f.device)?, Event::new(&f.device)?);
-        let module = Module::load(&f.device, PTX.as_bytes())?;
-        assert_eq!(module.function("fill")?.name(), "fill");
-        let scratch = Memory::new(&f.device, BYTES)?;
-        let template = Template::new(&f.device)?;
-        let copy = template.add(&Work::memcpy(&scratch, &f.x)?, &[])?;
-        template.add(&Work::memcpy(&f.y, &scratch)?, &[copy])?;
-        let exec = template.instantiate(InstantiateFlags::default())?;
-        other.enqueue(&Work::memset(&f.x, 3)?)?;
-        exec.replay(&other)?;
-        other.record(&event)?;
-        drop((exec, template, scratch, other));
-        f.stream.wait(&event)?;
-        drop(event);
-        f.stream.synchronize()?;
-        check(&f.y, &all(3))
-    });
+    with_each_call_failing(|f| drop_in_flight(f, Exec::replay));
 }
 
 #[test]
 fn a_foreign_stream_that_is_destroyed_in_flight() {
     with_each_call_failing(|f| {
-        let (theirs, event) = (Stream::new(&f.device)?, Event::new(&f.device)?);
-        let scratch = Memory::new(&f.device, BYTES)?;
-        let template = Template::new(&f.device)?;
-        let copy = template.add(&Work::memcpy(&scratch, &f.x)?, &[])?;
-        template.add(&Work::memcpy(&f.y, &scratch)?, &[copy])?;
-        let exec = template.instantiate(InstantiateFlags::default())?;
-        theirs.enqueue(&Work::memset(&f.x, 3)?)?;
-        exec.replay(&raw::foreign_stream(&theirs))?;
-        theirs.record(&event)?;
-        drop(theirs);
-        drop((exec, template, scratch));
-        f.stream.wait(&event)?;
-        drop(event);
-        f.stream.synchronize()?;
-        check(&f.y, &all(3))
+        drop_in_flight(f, |exec, theirs| exec.replay(&raw::foreign_stream(theirs)))
     });
 }
 

@@ -26,8 +26,8 @@ from cgraph._operators.operator_mode import OperatorMode
 from cgraph._operators.schemas import tensors_of, touches_memory
 from cgraph._torch import (
     CpuFakeMode,
-    DataDependentOutputException,
-    DynamicOutputShapeException,
+    DataDependentOutput,
+    DynamicOutputShape,
     tree_flatten,
     tree_map,
     tree_unflatten,
@@ -278,7 +278,7 @@ class Recorder(_torch.Bystander):
             with self._fake:
                 imagined = func(*tree_map(imagine, args), **tree_map(imagine, others))
                 imagined = _torch.as_computed(func, args, imagined)
-        except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        except (DataDependentOutput, DynamicOutputShape) as error:
             self._refuse(stream, func, error)
         leaves, spec = tree_flatten(imagined)
         if isinstance(imagined, bool):

@@ -9,8 +9,6 @@ from __future__ import annotations
 import os
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
-from torch.utils.weak import TensorWeakRef as TensorWeakRef
 
 from cgraph._torch.allocator_history import *
 from cgraph._torch.allocator_use import *
@@ -22,6 +20,9 @@ from cgraph._torch.modes import *
 from cgraph._torch.modules import *
 from cgraph._torch.native import *
 from cgraph._torch.pools import *
+from cgraph._torch.private_names import TensorWeakRef as TensorWeakRef
+from cgraph._torch.private_names import TorchDispatchMode as TorchDispatchMode
+from cgraph._torch.private_names import lacks
 from cgraph._torch.tensors import *
 from cgraph._torch.trees import *
 from cgraph.errors import NoDriverError, TorchError
@@ -55,10 +56,7 @@ def require_cuda() -> None:
         )
     missing = [name for name in _NEEDED if not hasattr(torch._C, name)]
     if missing:
-        raise TorchError(
-            f"torch {torch.__version__} has no torch._C.{missing[0]}, which cgraph needs: use a"
-            " torch that this cgraph supports (2.8 to 2.15)"
-        )
+        raise lacks(f"torch._C.{missing[0]}")
     if torch.cuda.get_allocator_backend() == "cudaMallocAsync":
         raise TorchError(
             "take backend:cudaMallocAsync out of PYTORCH_CUDA_ALLOC_CONF (or PYTORCH_ALLOC_CONF):"

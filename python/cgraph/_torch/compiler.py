@@ -15,9 +15,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import _ops
-from torch.utils import _python_dispatch as python_dispatch
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from cgraph._torch.private_names import TorchDispatchMode, of_modes, of_operators, of_torch
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -70,7 +69,7 @@ _ASKS_MODES = hasattr(TorchDispatchMode, "supports_higher_order_operators")
 
 def _show_operators(kind: type[Bystander]) -> None:
     """Let modes of a class see all existing higher-order operators."""
-    for operator in [*_ops._higher_order_ops.values()]:
+    for operator in [*of_operators._higher_order_ops.values()]:
         operator.python_key_table.setdefault(kind, functools.partial(_shown, operator))
 
 
@@ -142,9 +141,9 @@ _here = _Here()
 
 def _contexts() -> list[Uncompiled]:
     """Return the contexts that hold for this thread."""
-    if _here.contexts or not torch._C._len_torch_dispatch_stack():
+    if _here.contexts or not of_torch._len_torch_dispatch_stack():
         return _here.contexts
-    modes = python_dispatch._get_current_dispatch_mode_stack()
+    modes = of_modes._get_current_dispatch_mode_stack()
     contexts = [one.uncompiled for one in modes if isinstance(one, Bystander)]
     # A context that is over may remain where another thread has left it.
     return [one for one in contexts if one is not None and one.is_entered]

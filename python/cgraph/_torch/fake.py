@@ -5,16 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensorMode,
-)
+
+from cgraph._torch.private_names import DataDependentOutput, DynamicOutputShape, FakeTensorMode
 
 __all__ = [
     "CpuFakeMode",
-    "DataDependentOutputException",
-    "DynamicOutputShapeException",
+    "DataDependentOutput",
+    "DynamicOutputShape",
     "as_computed",
 ]
 

@@ -6,9 +6,10 @@ import ctypes
 import functools
 import warnings
 from collections.abc import Iterator
-from typing import Any
 
 import torch
+
+from cgraph._torch.private_names import of_torch, torch_version
 
 __all__ = ["tensor_fields"]
 
@@ -32,8 +33,8 @@ def tensor_fields() -> dict[str, int]:
     result is empty for other versions of torch, or if a field is elsewhere: then torch's own
     functions are called, which takes longer. Call it outside of all modes.
     """
-    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
-    if not _FIRST <= version < _BEYOND:
+    is_known = _FIRST <= torch_version() < _BEYOND and hasattr(torch, "_lazy_clone")
+    if not (is_known and all(map(of_torch.has, ("_dispatch_keys", "_is_cow_tensor")))):
         return {}
     with torch.no_grad():
         samples = list(_samples())
@@ -113,7 +114,6 @@ def _agree(fields: dict[str, int], tensor: torch.Tensor) -> bool:
 
     # c10::ScalarType, then c10::Device with its index, and a flag for whether there is a device.
     kind = _NUMBERS[tensor.dtype] | 0xFF << 24 | 1 << 32
-    of_torch: Any = torch._C
     is_guarded = of_torch._is_cow_tensor(tensor)
     return (
         _words(tensor._cdata, 1) == [fields["vtable"]]

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from cgraph._torch.private_names import torch_version
+
 __all__ = [
     "HostGraph",
     "captured_draw",
@@ -127,7 +129,7 @@ def keeps_state_of_captures() -> bool:
 
     Up to torch 2.11 all captures of a generator share a state.
     """
-    return hasattr(torch._C._CUDAGraph, "capture_end_pre") or torch.__version__ >= "2.12.dev0"
+    return hasattr(torch._C._CUDAGraph, "capture_end_pre") or torch_version() >= (2, 12)
 
 
 def end_draws(generators: Iterable[torch.Generator]) -> None:

@@ -6,20 +6,22 @@ import functools
 import sys
 from typing import Any
 
-import torch
 from torch.fx import _symbolic_trace
-from torch.overrides import _get_current_function_mode_stack
+
+from cgraph._torch.private_names import of_overrides, of_torch
+from cgraph.errors import TorchError
 
 __all__ = ["interception_keys", "is_intercepted", "is_traced_by_fx", "is_transformed"]
 
-is_transformed = torch._C._are_functorch_transforms_active
-# The user's and torch's own, such as those of `torch.export` and of fake tensors.
-_dispatch_modes = torch._C._len_torch_dispatch_stack
-_tracing_state = torch._C._get_tracing_state
 # torch 2.8 has only the latter, which warns on newer torch.
 _is_fx_tracing: Any = getattr(_symbolic_trace, "is_fx_symbolic_tracing", None) or (
     _symbolic_trace.is_fx_tracing
 )
+
+
+def is_transformed() -> bool:
+    """Return whether a transform of ``torch.func`` is active on this thread."""
+    return bool(of_torch._are_functorch_transforms_active())
 
 
 def is_intercepted() -> bool:
@@ -29,9 +31,10 @@ def is_intercepted() -> bool:
     """
     return (
         is_transformed()
-        or _dispatch_modes() > 0
-        or _tracing_state() is not None
-        or not all(map(_is_default_device, _get_current_function_mode_stack()))
+        # The user's modes and torch's own, such as those of `torch.export` and of fake tensors.
+        or of_torch._len_torch_dispatch_stack() > 0
+        or of_torch._get_tracing_state() is not None
+        or not all(map(_is_default_device, of_overrides._get_current_function_mode_stack()))
     )
 
 
@@ -47,10 +50,9 @@ def interception_keys() -> list[int]:
     Modes of functions have no dispatch key.
     """
     names = ("FuncTorchDynamicLayerFrontMode", "FuncTorchDynamicLayerBackMode", "Python", "Tracer")
-    parse: Any = torch._C._dispatch_key_parse
     try:
-        return [int(parse(name)) for name in names]
-    except RuntimeError:  # one has another name
+        return [int(of_torch._dispatch_key_parse(name)) for name in names]
+    except (RuntimeError, TorchError):  # one has another name, or torch cannot tell
         return []
 
 

@@ -11,10 +11,9 @@ from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, TypeVar
 
 import torch
-from torch import _ops
-from torch.utils import _python_dispatch as python_dispatch
 
 from cgraph._torch.interception import is_transformed
+from cgraph._torch.private_names import of_autograd, of_modes, of_operators, of_torch
 from cgraph._torch.trees import names_in
 
 __all__ = [
@@ -63,9 +62,6 @@ __all__ = [
 
 Mode = TypeVar("Mode")
 
-# In as few launches as possible.
-copy_each = torch._foreach_copy_
-zero_each = torch._foreach_zero_
 # Its ``_current_level`` is 0 or more inside ``dual_level()``.
 forward_ad = vars(torch.autograd.forward_ad)
 
@@ -75,6 +71,24 @@ def apply(function: type[torch.autograd.Function], *args: Any) -> Any:
     if is_transformed():
         return function.apply(*args)
     return super(torch.autograd.Function, function).apply(*args)  # type: ignore[misc]
+
+
+def copy_each(to: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
+    """Copy tensors into others, in as few launches as possible."""
+    if (copy := getattr(torch, "_foreach_copy_", None)) is not None:
+        copy(to, tensors)
+        return
+    for one, other in zip(to, tensors, strict=True):
+        one.copy_(other)
+
+
+def zero_each(tensors: Sequence[torch.Tensor]) -> None:
+    """Fill tensors with zeros, in as few launches as possible."""
+    if (zero := getattr(torch, "_foreach_zero_", None)) is not None:
+        zero(tensors)
+        return
+    for one in tensors:
+        one.zero_()
 
 
 def leaf_names(arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> list[str]:
@@ -91,7 +105,7 @@ def in_class(tensor: torch.Tensor, kind: type[torch.Tensor]) -> torch.Tensor:
 
 def autograd_sequence() -> int:
     """Return the number of this thread's next autograd node."""
-    return int(torch._C._autograd._get_sequence_nr())
+    return int(of_autograd._get_sequence_nr())
 
 
 def sequence_of(node: Any) -> int:
@@ -101,12 +115,12 @@ def sequence_of(node: Any) -> int:
 
 def evaluating_node() -> Any:
     """Return the autograd node that runs backward on this thread; None outside a backward pass."""
-    return torch._C._current_autograd_node()
+    return of_torch._current_autograd_node()
 
 
 def backward_pass() -> int:
     """Return the number of this thread's backward pass; -1 outside of any."""
-    return torch._C._current_graph_task_id()
+    return int(of_torch._current_graph_task_id())
 
 
 def at_end_of_backward(call: Callable[[], None]) -> None:
@@ -125,7 +139,7 @@ def living(reference: weakref.ref[torch.Tensor]) -> torch.Tensor | None:
 
 def keeps_history() -> bool:
     """Return whether this thread's backward pass keeps the history that it has run through."""
-    return bool(torch._C._autograd._get_current_graph_task_keep_graph())
+    return bool(of_autograd._get_current_graph_task_keep_graph())
 
 
 def is_autograds_thread() -> bool:
@@ -146,7 +160,7 @@ _stranded: list[Any] = []
 
 def enter_mode(mode: Any) -> None:
     """Enter a dispatch mode until :func:`leave_mode`."""
-    for other in [m for m in _stranded if m in python_dispatch._get_current_dispatch_mode_stack()]:
+    for other in [m for m in _stranded if m in of_modes._get_current_dispatch_mode_stack()]:
         _stranded.remove(other)
         leave_mode(other)
     mode.__enter__()
@@ -158,7 +172,7 @@ def leave_mode(mode: Any) -> None:
     Only the thread that entered it can. From another one the mode stays until that thread enters
     its next mode; torch does not keep it alive until then.
     """
-    if mode not in python_dispatch._get_current_dispatch_mode_stack():
+    if mode not in of_modes._get_current_dispatch_mode_stack():
         _stranded.append(mode)
         return
     with _modes_inside_aside(mode):
@@ -167,7 +181,7 @@ def leave_mode(mode: Any) -> None:
 
 def take_mode_away(mode: Any) -> None:
     """Remove a dispatch mode that was left, if autograd has put it back."""
-    if mode not in python_dispatch._get_current_dispatch_mode_stack():
+    if mode not in of_modes._get_current_dispatch_mode_stack():
         return
     with _modes_inside_aside(mode):
         if mode in _stranded:
@@ -175,31 +189,31 @@ def take_mode_away(mode: Any) -> None:
             _stranded.remove(mode)
             mode.__exit__(None, None, None)
         else:
-            python_dispatch._pop_mode()
+            of_modes._pop_mode()
 
 
 @contextmanager
 def _modes_inside_aside(mode: Any) -> Iterator[None]:
     """Make an active mode the innermost one in a ``with`` block."""
     inner = []
-    while (top := python_dispatch._get_current_dispatch_mode_stack()[-1]) is not mode:
-        inner.append(python_dispatch._pop_mode())
+    while (top := of_modes._get_current_dispatch_mode_stack()[-1]) is not mode:
+        inner.append(of_modes._pop_mode())
         assert inner[-1] is top
     try:
         yield
     finally:
         for other in reversed(inner):
-            python_dispatch._push_mode(other)
+            of_modes._push_mode(other)
 
 
 def mode_count() -> int:
     """Return the number of active dispatch modes."""
-    return len(python_dispatch._get_current_dispatch_mode_stack())
+    return len(of_modes._get_current_dispatch_mode_stack())
 
 
 def modes_inside_out(kind: type[Mode]) -> list[Mode]:
     """Return the active dispatch modes of a class, the innermost first."""
-    modes = reversed(python_dispatch._get_current_dispatch_mode_stack())
+    modes = reversed(of_modes._get_current_dispatch_mode_stack())
     return [mode for mode in modes if isinstance(mode, kind)]
 
 
@@ -208,25 +222,25 @@ def modes_aside(count: int) -> Iterator[None]:
     """Set all but the outermost ``count`` dispatch modes aside in a ``with`` block."""
     inner = []
     while mode_count() > count:
-        inner.append(python_dispatch._pop_mode())
+        inner.append(of_modes._pop_mode())
     try:
         yield
     finally:
         for mode in reversed(inner):
-            python_dispatch._push_mode(mode)
+            of_modes._push_mode(mode)
 
 
 def without_modes() -> Any:
     """Return a context in which no dispatch mode is active."""
-    stacks = _ops._len_torch_dispatch_stack_pre_dispatch, torch._C._len_torch_dispatch_stack
+    stacks = of_operators._len_torch_dispatch_stack_pre_dispatch, of_torch._len_torch_dispatch_stack
     if not any(count() for count in stacks):
         return nullcontext()
-    return python_dispatch._disable_current_modes()
+    return of_modes._disable_current_modes()
 
 
 def without_functions() -> Any:
     """Return a context in which derived classes do not see the functions on their tensors."""
-    return torch._C.DisableTorchFunctionSubclass()
+    return of_torch.DisableTorchFunctionSubclass()
 
 
 class WeakStorage:
@@ -353,8 +367,9 @@ def base_of(tensor: torch.Tensor) -> torch.Tensor:
 
 def wrapped(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     """Yield the tensors inside a wrapper at any depth; a tensor itself if it is not one."""
-    if python_dispatch.is_traceable_wrapper_subclass(tensor):
-        for name in tensor.__tensor_flatten__()[0]:
+    if of_modes.is_traceable_wrapper_subclass(tensor):
+        names: list[str] = tensor.__tensor_flatten__()[0]  # type: ignore[attr-defined]
+        for name in names:
             yield from wrapped(getattr(tensor, name))
     else:
         yield tensor
