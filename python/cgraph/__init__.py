@@ -12,12 +12,21 @@ tensor([42., 42., 42., 42.])
 """
 
 import atexit as _atexit
+import os as _os
+import sysconfig as _sysconfig
+
+if _sysconfig.get_config_var("Py_GIL_DISABLED"):
+    raise ImportError(
+        "cgraph needs a Python with the GIL: use python3 instead of the free-threaded python3t"
+    )
+
 from importlib import import_module as _import_module
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from cgraph import _driver, errors, hooks, labels, sim
 from cgraph._captures.footprint import record_memory
 from cgraph._core import begin_exit as _begin_exit
+from cgraph._core import begin_forked as _begin_forked
 from cgraph._core import version as _version
 from cgraph.callables import make_graphed_callables
 from cgraph.cudagraph import CUDAGraph
@@ -114,3 +123,4 @@ _driver.register("sim", sim.make_default)
 # reverse order of their registration: the callbacks still find everything usable.
 _atexit.register(_begin_exit)
 _atexit.register(_end_all)
+_os.register_at_fork(after_in_child=_begin_forked)

@@ -32,11 +32,14 @@ __all__ = [
     "Tracker",
     "begin_and_hand_over",
     "begin_exit",
+    "begin_forked",
     "end_broken",
     "enter_busy",
     "is_any_busy",
+    "is_forked",
     "leave_busy",
     "register_for_all",
+    "require_unforked",
     "set_driver",
     "settle_pools",
     "take_refusal",
@@ -46,6 +49,15 @@ __all__ = [
 
 def begin_exit() -> None:
     """Tell cgraph that the interpreter exits: no object calls the driver any more."""
+
+def begin_forked() -> None:
+    """Tell cgraph that the process was just forked."""
+
+def is_forked() -> bool:
+    """Return whether the process is a fork of one that had used a driver."""
+
+def require_unforked() -> None:
+    """Raise in a fork of a process that had used a driver."""
 
 def settle_pools() -> None:
     """Give back what torch has released and what could not go back at once."""

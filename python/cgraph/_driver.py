@@ -226,7 +226,12 @@ _next = itertools.count(1)
 
 
 def current() -> Driver:
-    """Return the driver in force: that of :func:`put_in_force`, or of ``CGRAPH_DRIVER``."""
+    """Return the driver in force: that of :func:`put_in_force`, or of ``CGRAPH_DRIVER``.
+
+    Raises:
+        StateError: The process is a fork of one that has used cgraph.
+    """
+    _core.require_unforked()
     if overrides := _overrides[-1:]:
         return overrides[0]
     name = os.environ.get("CGRAPH_DRIVER", "cuda")

@@ -83,3 +83,38 @@ def test_the_error_of_a_plain_capture_says_that_a_library_is_new(kind: str) -> N
     done = run(kind, "process", PLAIN)
     assert done.returncode == 1
     assert "call the function once before the capture, in the same thread" in done.stderr
+
+
+FORK = """
+import os, sys
+import torch, cgraph
+
+x, graph = torch.rand(64, device="cuda"), cgraph.CUDAGraph()
+function = cgraph.graphed(lambda x: x * 2)
+for _ in range(3):
+    function(x)
+with cgraph.graph(graph):
+    y = x + 1
+graph.register_destroy_callback(lambda: print("callback", os.getpid() == parent, flush=True))
+parent = os.getpid()
+pid = os.fork()
+if pid == 0:
+    for use in (graph.replay, lambda: function(x), lambda: cgraph.CUDAGraph().capture_begin()):
+        try:
+            use()
+        except cgraph.errors.StateError as error:
+            assert "forked" in str(error)
+        else:
+            os._exit(3)
+    del graph, function
+    sys.exit(0)
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+graph.replay()
+assert torch.equal(y, x + 1)
+"""
+
+
+def test_a_fork_of_a_process_with_cuda_graphs_gets_errors_and_ends() -> None:
+    ran = subprocess.run([sys.executable, "-c", FORK], capture_output=True, text=True, timeout=100)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.split("\n")[:-1] == ["0", "callback True"], ran.stderr

@@ -105,3 +105,15 @@ def test_exit_with_live_graphs_on_cuda_makes_no_noise() -> None:
         )
         == ""
     )
+
+
+def test_a_free_threaded_python_is_refused() -> None:
+    assert (
+        run(
+            "import sysconfig\n"
+            "sysconfig.get_config_var = {'Py_GIL_DISABLED': 1}.get\n"
+            "try: import cgraph\n"
+            "except ImportError as error: print(error)\n"
+        )
+        == "cgraph needs a Python with the GIL: use python3 instead of the free-threaded python3t"
+    )

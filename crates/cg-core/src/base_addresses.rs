@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::driver::handle::Address;
+use crate::driver::is_exiting;
 use crate::free_list::FreeList;
 
 /// The first address for pools of the first device. Programs, libraries and heaps of a process lie
@@ -57,6 +58,9 @@ impl Base {
 
 impl Drop for Base {
     fn drop(&mut self) {
+        if is_exiting() {
+            return;
+        }
         self.bases.free().give(self.offset, self.bytes);
     }
 }

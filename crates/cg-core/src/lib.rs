@@ -35,7 +35,7 @@ pub use device::{CaptureMark, Device, MemoryInfo};
 pub use driver::handle::{Address, GraphHandle, NodeHandle, StreamHandle};
 pub use driver::sim::{KernelCall, Live, Sim, SimBuilder, SimMemory};
 pub use driver::spec::{Condition, Dim3, EdgeKind, NodeDetail, NodeIds};
-pub use driver::{CaptureMode, InstantiateFlags, begin_exit};
+pub use driver::{CaptureMode, InstantiateFlags, begin_exit, begin_forked, is_forked};
 pub use error::{Error, Result};
 pub use exec::{Exec, LastReplay, Transfer};
 pub use free_list::FreeList;

@@ -4,7 +4,7 @@ use std::any::Any;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::driver::owned::{OwnedEvent, OwnedStream, relaxed};
-use crate::driver::{CaptureStatus, is_exiting};
+use crate::driver::{CaptureStatus, is_exiting, is_forked};
 
 /// Something that work names, kept alive as long as the work may use it.
 pub type Retained = Arc<dyn Any + Send + Sync>;
@@ -50,6 +50,9 @@ impl Limbo {
 
     /// Drop what the streams have passed by now; how many things are still parked.
     pub(crate) fn collect(&self) -> usize {
+        if is_forked() {
+            return 0;
+        }
         if is_exiting() {
             return self.lock().len();
         }
@@ -83,7 +86,8 @@ impl Limbo {
 
 impl Drop for Limbo {
     fn drop(&mut self) {
-        let parked = std::mem::take(&mut *self.lock());
+        let parked = self.parked.get_mut();
+        let parked = std::mem::take(parked.unwrap_or_else(PoisonError::into_inner));
         if is_exiting() {
             std::mem::forget(parked);
             return;

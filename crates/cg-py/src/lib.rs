@@ -19,7 +19,8 @@ mod _core {
     #[pymodule_export]
     use super::device::{
         Block, Capture, CaptureMark, Device, Event, Pool, Sim, Stream, Template, Tracker,
-        begin_and_hand_over, begin_exit, end_broken, settle_pools, take_refusal, version,
+        begin_and_hand_over, begin_exit, begin_forked, end_broken, is_forked, require_unforked,
+        settle_pools, take_refusal, version,
     };
     #[pymodule_export]
     use super::dispatch::{

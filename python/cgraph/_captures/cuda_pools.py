@@ -78,7 +78,7 @@ class CudaMemPool(MemPool, torch.cuda.MemPool):
 
     def __del__(self) -> None:
         """Make the pool's death safe for torch; the memory goes back at once, or when it can."""
-        if not self._is_made:
+        if not self._is_made or _core.is_forked():
             return
         if _torch.is_broken(self.ordinal):
             _torch.leave_to_process(self)

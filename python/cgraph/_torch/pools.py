@@ -206,7 +206,8 @@ class PoolKeeper:
     def __del__(self) -> None:
         """Release the graph and the owner in an order that torch tolerates."""
         graph = self._graph
-        if graph is not None and not sys.is_finalizing() and is_quiet(self._ordinal):
+        is_over = sys.is_finalizing() or _core.is_forked()
+        if graph is not None and not is_over and is_quiet(self._ordinal):
             # The owner is then the last user, and gives the memory back at once.
             graph.reset()
         self._owner = None
@@ -274,7 +275,8 @@ class PoolLease:
             torch._C._cuda_releasePool(self.ordinal, self.handle)
 
     def __del__(self) -> None:
-        if torch is not None and getattr(torch, "_C", None) is not None:
+        is_over = torch is None or getattr(torch, "_C", None) is None
+        if not is_over and not _core.is_forked():
             self.release()
 
 

@@ -484,9 +484,29 @@ pub(crate) fn is_exiting() -> bool {
     EXITING.load(Ordering::Relaxed)
 }
 
+/// Tell cgraph that the process is a fork of another one, as its first call there. A driver that the other
+/// one used is of no use here, and its locks may be held for ever: nothing that is dropped calls it, and
+/// callers ask [`is_forked`] before they use what was made before.
+pub fn begin_forked() {
+    if NEXT.load(Ordering::Relaxed) > 1 {
+        FORKED.store(true, Ordering::Relaxed);
+        begin_exit();
+    }
+}
+
+/// Return whether the process is a fork of one that had used a driver.
+#[inline]
+#[must_use]
+pub fn is_forked() -> bool {
+    FORKED.load(Ordering::Relaxed)
+}
+
+static FORKED: AtomicBool = AtomicBool::new(false);
+
+static NEXT: AtomicU64 = AtomicU64::new(1);
+
 /// Return a fresh number for [`Driver::id`].
 pub(crate) fn next_driver_id() -> u64 {
-    static NEXT: AtomicU64 = AtomicU64::new(1);
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 

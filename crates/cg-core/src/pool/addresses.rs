@@ -3,9 +3,9 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::base_addresses::{Base, BaseAddresses};
-use crate::driver::Driver;
 use crate::driver::handle::Address;
 use crate::driver::owned::pages::OwnedRange;
+use crate::driver::{Driver, is_exiting};
 use crate::error::{Error, Result};
 use crate::free_list::FreeList;
 
@@ -160,6 +160,9 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
+        if is_exiting() {
+            return;
+        }
         let mut reserved = self.addresses.reserved();
         if let Some(range) = reserved.ranges.get_mut(self.index) {
             range.free.give(self.offset, self.bytes);

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::Shared;
 use super::segment::Backing;
 use crate::driver::handle::{Address, StreamHandle};
+use crate::driver::is_exiting;
 use crate::free_list::FreeList;
 
 /// The segments and the blocks of a pool, which its lock guards.
@@ -240,6 +241,9 @@ pub(super) struct Block {
 
 impl Drop for Block {
     fn drop(&mut self) {
+        if is_exiting() {
+            return;
+        }
         self.pool.book().give(self.number);
     }
 }

@@ -29,6 +29,7 @@ pub use stats::{PoolStats, SegmentStats};
 
 use crate::device::Device;
 use crate::driver::handle::Address;
+use crate::driver::is_exiting;
 use crate::error::{Error, Result};
 use crate::free_list::FreeList;
 use crate::gate::{Gate, Gated};
@@ -232,6 +233,9 @@ struct Hold {
 
 impl Drop for Hold {
     fn drop(&mut self) {
+        if is_exiting() {
+            return;
+        }
         self.shared.holds.fetch_sub(1, Ordering::AcqRel);
         self.shared.let_go();
     }

@@ -11,7 +11,7 @@ mod template;
 use cg_core::Address;
 use pyo3::prelude::*;
 
-use crate::detach::detached;
+use crate::detach::{detached, require_unforked as require};
 use crate::raw;
 
 pub(crate) use allocator::{settle_pools, take_refusal};
@@ -123,6 +123,24 @@ pub(crate) struct CaptureMark {
 #[pyfunction]
 pub(crate) fn begin_exit() {
     cg_core::begin_exit();
+}
+
+/// Tell cgraph that the process was just forked.
+#[pyfunction]
+pub(crate) fn begin_forked() {
+    cg_core::begin_forked();
+}
+
+/// Return whether the process is a fork of one that had used a driver.
+#[pyfunction]
+pub(crate) fn is_forked() -> bool {
+    cg_core::is_forked()
+}
+
+/// Raise in a fork of a process that had used a driver.
+#[pyfunction]
+pub(crate) fn require_unforked() -> PyResult<()> {
+    require()
 }
 
 /// Return the version of the native half.

@@ -7,6 +7,8 @@ use std::time::Duration;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
+use crate::detach::require_unforked;
+
 /// From feeding a graph to taking its results, and while another one is captured, no other thread may
 /// replay it. The thread that holds the lock may take it again, as through a break. A thread that takes
 /// or leaves it holds the interpreter, so no two threads do so at the same time.
@@ -42,6 +44,7 @@ impl FunctionLock {
 
     /// Take the lock, after a wait while another thread holds it.
     fn __enter__(&self, py: Python<'_>) -> PyResult<()> {
+        require_unforked()?;
         while !self.enter() {
             self.wait(py)?;
         }

@@ -22,6 +22,7 @@ use modes::{Mode, Modes};
 use observers::Observers;
 
 use crate::arguments::MatchedArguments;
+use crate::detach::require_unforked;
 use crate::raw::Attached;
 
 /// A function's entries. A call that fits one is a replay of it; a derived class has a method `_miss`
@@ -78,6 +79,7 @@ impl Dispatcher {
         args: &Bound<'_, PyTuple>,
         kwargs: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Py<PyAny>> {
+        require_unforked()?;
         let (py, this) = (slf.py(), slf.get());
         let mode = this.modes.now(py)?;
         let mut matched = MatchedArguments::default();

@@ -89,6 +89,10 @@ impl Cycle {
     /// # Errors
     /// Exceptions of a callable that are no `Exception`; the others have run then.
     pub(crate) fn end(&self, py: Python<'_>, ready: Option<&ReadyExec>) -> PyResult<()> {
+        // The objects are the parent's, which runs its callbacks.
+        if cg_core::is_forked() {
+            return Ok(());
+        }
         let captured = self.captured.swap(false, Ordering::Relaxed);
         let ids = std::mem::take(&mut *lock(&self.ids));
         let replaced = std::mem::take(&mut *lock(&self.replaced));

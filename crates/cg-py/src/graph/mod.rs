@@ -27,7 +27,7 @@ pub(crate) use padded_graph::PaddedGraph;
 pub(crate) use replay_inputs::ReplayTensors;
 pub(crate) use segments::Segments;
 
-use crate::detach::detached;
+use crate::detach::{detached, require_unforked};
 use crate::device::{CurrentStream, Sim, Template};
 use crate::error::state;
 use cycle::Cycle;
@@ -318,6 +318,7 @@ impl Graph {
         to: To<'_>,
         stream: Option<u64>,
     ) -> PyResult<()> {
+        require_unforked()?;
         let (py, graph) = (slf.py(), slf.get());
         let ready = match graph.ready() {
             Some(ready) => ready,
@@ -417,6 +418,9 @@ impl Graph {
 
     /// Empty the graph; what it held is to be dropped with no lock held.
     fn release(&self) -> State {
+        if cg_core::is_forked() {
+            return State::default();
+        }
         let before = std::mem::take(&mut *self.state());
         self.cycle.release(before.ready.as_deref());
         before

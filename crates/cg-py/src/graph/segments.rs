@@ -9,6 +9,7 @@ use pyo3::{PyTraverseError, PyVisit};
 use super::Graph;
 use super::outputs::{To, destinations};
 use super::replay_inputs::ReplayTensors;
+use crate::detach::require_unforked;
 use crate::error::{argument, state};
 
 /// Graphs, and what runs eagerly between them, in order.
@@ -148,6 +149,7 @@ impl Segments {
         given: ReplayTensors<'_, '_>,
         to: To<'_>,
     ) -> PyResult<()> {
+        require_unforked()?;
         let steps = Arc::clone(&self.lock());
         if steps.is_empty() {
             return Err(state(
