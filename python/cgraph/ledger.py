@@ -50,7 +50,7 @@ class PoolMemory:
         mapped: Of the device: memory that the pool keeps from others. Zero while it is paused.
         reserved: In segments, with memory or without.
         in_use: In blocks that tensors use.
-        kept: Of the host: contents that a pause keeps.
+        kept: Of the host: where a pause keeps contents or the last one did.
         limit: The most that it may reserve; None without a limit, and for torch's own pools.
         is_paused: True if its memory is given back.
         graphs: The graphs that know its addresses.

@@ -139,7 +139,8 @@ class MemPool:
 
         Args:
             keep: The fate of the contents: ``"discard"`` loses them, ``"host"`` keeps them in
-                pinned host memory.
+                pinned host memory. The first such pause pins it, which takes longest; the pool
+                keeps it for the next ones, until :meth:`trim` or a pause that discards.
 
         Raises:
             StateError: It is paused already, or ``torch.cuda.use_mem_pool`` allocates from it.
@@ -162,6 +163,8 @@ class MemPool:
     def trim(self) -> int:
         """Give back segments that nothing uses and no graph knows; return the number of bytes.
 
+        Host memory that is kept for the next pause goes, too, and does not count.
+
         On CUDA these are segments that torch has released and that had to wait, for example for a
         capture. This waits for the device.
         """
@@ -176,7 +179,7 @@ class MemPool:
           than reserved where segments have come back from a pause together and some are gone. A
           limit counts both.
         - ``leaving``: in segments that torch has released and that go back later.
-        - ``kept``: contents that a pause keeps on the host.
+        - ``kept``: of the host, where a pause keeps contents or the last one did.
         - ``addresses``: reserved addresses, which cost nothing.
         """
         return dict(self._core.stats())

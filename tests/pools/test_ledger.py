@@ -159,6 +159,8 @@ def test_a_paused_pool_counts_no_device_memory_and_what_it_keeps(
     assert cgraph.memory().device == device - SEGMENT and cgraph.memory().host == host + kept
     assert "(paused)" in str(cgraph.memory())
     pool.resume()
+    assert (cgraph.memory().device, cgraph.memory().host) == (device, host + kept)
+    pool.trim()
     assert (cgraph.memory().device, cgraph.memory().host) == (device, host)
     del y
 

@@ -13,14 +13,15 @@ use crate::error::{Error, Result};
 pub enum Keep {
     /// They are lost: after [`Pool::resume`] the memory holds anything.
     Discard,
-    /// They are copied to pinned memory of the host, and back.
+    /// They are copied to pinned memory of the host, and back. To pin it takes longer than to copy: the pool
+    /// keeps it for its next pauses, until [`Pool::trim`], a pause that discards, or its end.
     Host,
 }
 
 impl Pool {
     /// Give back the segments that are wholly free; how many bytes that were. Waits for the device.
     ///
-    /// None is given back while something was given [`Pool::retained`]: templates and execs know
+    /// Memory of the host that held contents in a pause goes, too. No segment is given back while something was given [`Pool::retained`]: templates and execs know
     /// addresses of any segment. A segment that a [`Pool::segments`] is held of also stays.
     ///
     /// # Errors
@@ -54,6 +55,9 @@ impl Pool {
         };
         // Unmapped here, with the lock open.
         drop(spare);
+        self.backings()
+            .iter()
+            .for_each(|backing| backing.drop_spare());
         self.shared.let_go();
         Ok(before.saturating_sub(self.shared.book().mapped()))
     }

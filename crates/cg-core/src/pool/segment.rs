@@ -24,7 +24,8 @@ pub(super) struct Backing {
 }
 
 enum Physical {
-    Mapped(Arc<Mapped>),
+    /// With pinned memory of the host, if the last pause has used it and the next one may do so.
+    Mapped(Arc<Mapped>, Option<PinnedCopy>),
     /// Given back, with what was kept of the contents.
     Away(Option<PinnedCopy>),
 }
@@ -43,7 +44,7 @@ impl Backing {
         let mapped = Mapped::new(&[Arc::clone(&place)])?;
         Ok(Self {
             gate: Arc::clone(gate),
-            physical: Mutex::new(Physical::Mapped(Arc::new(mapped))),
+            physical: Mutex::new(Physical::Mapped(Arc::new(mapped), None)),
             place,
             addresses: Arc::clone(addresses),
         })
@@ -60,17 +61,27 @@ impl Backing {
     /// Return its page; none if the memory is away.
     pub(super) fn mapped(&self) -> Option<Arc<Mapped>> {
         match &*self.physical() {
-            Physical::Mapped(mapped) => Some(Arc::clone(mapped)),
+            Physical::Mapped(mapped, _) => Some(Arc::clone(mapped)),
             Physical::Away(_) => None,
         }
     }
 
-    /// Bytes of the host that keep its contents.
+    /// Bytes of the host that keep its contents, or did so in the last pause.
     pub(super) fn kept(&self) -> u64 {
         match &*self.physical() {
-            Physical::Away(Some(_)) => self.bytes(),
-            _ => 0,
+            Physical::Mapped(_, Some(_)) | Physical::Away(Some(_)) => self.bytes(),
+            Physical::Mapped(_, None) | Physical::Away(None) => 0,
         }
+    }
+
+    /// Give back memory of the host that holds nothing.
+    pub(super) fn drop_spare(&self) {
+        let spare = match &mut *self.physical() {
+            Physical::Mapped(_, spare) => spare.take(),
+            Physical::Away(_) => None,
+        };
+        // Here the driver is called, with the lock open.
+        drop(spare);
     }
 
     /// Return a part of it, kept alive by `owner`.
@@ -82,9 +93,16 @@ impl Backing {
 
     /// Return a copy of the contents; none if the memory is away.
     pub(super) fn copy(&self) -> Result<Option<PinnedCopy>> {
-        let mapped = self.mapped();
-        let copy = mapped.map(|mapped| PinnedCopy::of(&mapped.page, self.address(), self.bytes()));
-        copy.transpose()
+        let (mapped, spare) = match &mut *self.physical() {
+            Physical::Mapped(mapped, spare) => (Arc::clone(mapped), spare.take()),
+            Physical::Away(_) => return Ok(None),
+        };
+        let mut copy = match spare {
+            Some(copy) => copy,
+            None => PinnedCopy::new(self.addresses.driver(), self.bytes())?,
+        };
+        copy.fill(&mapped.page, self.address())?;
+        Ok(Some(copy))
     }
 
     /// Give the memory back, and keep a copy of what it held.
@@ -96,8 +114,11 @@ impl Backing {
 
     /// Take the memory that [`replacements`] made.
     pub(super) fn come_back(&self, mapped: Arc<Mapped>) {
-        let before = std::mem::replace(&mut *self.physical(), Physical::Mapped(mapped));
-        drop(before);
+        let mut physical = self.physical();
+        if let Physical::Away(copy) = &mut *physical {
+            let spare = copy.take();
+            *physical = Physical::Mapped(mapped, spare);
+        }
     }
 
     /// Copy kept contents to the memory that is to replace it.

@@ -18,7 +18,7 @@ pub struct PoolStats {
     pub mapped: u64,
     /// In segments that were released and have not gone back to the device yet.
     pub leaving: u64,
-    /// Of the host, where a pause keeps contents.
+    /// Of the host, where a pause keeps contents or the last one did.
     pub kept: u64,
     /// Reserved addresses, which cost no memory.
     pub addresses: u64,

@@ -19,6 +19,7 @@ on_every_driver! {
     memory_comes_back_at_the_same_addresses_after_a_pause,
     a_pause_can_keep_the_contents,
     a_paused_pool_has_no_memory,
+    memory_of_the_host_stays_for_the_next_pause,
     a_graph_captured_in_a_pool_replays_right_after_the_resume,
     a_replay_in_a_paused_pool_is_refused_and_harms_nothing,
     a_fed_replay_into_a_paused_pool_is_refused,
@@ -202,6 +203,29 @@ fn a_paused_pool_has_no_memory(device: &Device) {
     assert_eq!(pool.stats().in_use, 0);
     drop(pool);
     assert!(free(device) >= during + LARGE);
+}
+
+fn memory_of_the_host_stays_for_the_next_pause(device: &Device) {
+    let (pool, stream) = (Pool::new(device), Stream::new(device).unwrap());
+    let block = pool.allocate(&stream, LARGE).unwrap();
+    let end = block.slice(LARGE - BYTES..LARGE).unwrap();
+    let kept = || pool.stats().kept;
+    let cycle = |keep| {
+        pool.pause(keep).unwrap();
+        let during = kept();
+        pool.resume().unwrap();
+        (during, kept())
+    };
+    assert_eq!(cycle(Keep::Discard), (0, 0));
+    for seed in 1..4 {
+        end.write(&bytes(&random(seed))).unwrap();
+        assert_eq!(cycle(Keep::Host), (LARGE, LARGE));
+        assert_eq!(words(&end), random(seed));
+    }
+    assert_eq!(cycle(Keep::Discard), (0, 0));
+    assert_eq!(cycle(Keep::Host), (LARGE, LARGE));
+    assert_eq!((pool.trim().unwrap(), kept()), (0, 0));
+    assert_eq!(cycle(Keep::Host), (LARGE, LARGE));
 }
 
 fn a_graph_captured_in_a_pool_replays_right_after_the_resume(device: &Device) {

@@ -6,6 +6,8 @@
 
 use std::sync::Arc;
 
+use memmap2::MmapMut;
+
 use super::{destroy, relaxed};
 use crate::driver::Driver;
 use crate::driver::handle::{Address, PageHandle};
@@ -106,55 +108,51 @@ impl Drop for OwnedPage {
     }
 }
 
-/// Pinned memory starts at a multiple of this, so that no two share a page of the host.
-const HOST_PAGE: usize = 64 << 10;
-
-/// A copy of a page's bytes in pinned host memory.
+/// Pinned memory of the host, which takes a copy of a page's bytes.
 pub(crate) struct PinnedCopy {
     driver: Arc<dyn Driver>,
-    buffer: Vec<u8>,
-    /// Start and bytes of the pinned part of the buffer.
-    start: usize,
-    bytes: usize,
+    memory: MmapMut,
 }
 
 impl PinnedCopy {
-    /// Copy what a part of a page holds.
-    ///
-    /// # Panics
-    /// If the part does not lie inside the page.
-    pub(crate) fn of(page: &OwnedPage, address: Address, bytes: u64) -> Result<Self> {
-        assert!(page.has(address, bytes), "a copy of what a page has not");
-        let driver = Arc::clone(&page.range.driver);
+    /// Pin as many bytes. That takes ten times as long as to copy them.
+    pub(crate) fn new(driver: &Arc<dyn Driver>, bytes: u64) -> Result<Self> {
         let none = || {
             let expected = "no more than the host has free, or Keep::Discard";
             Error::invalid("bytes to keep on the host", &bytes, expected)
         };
-        let bytes = usize::try_from(bytes).map_err(|_| none())?;
-        let mut buffer: Vec<u8> = Vec::new();
-        let whole = bytes + HOST_PAGE;
-        buffer.try_reserve_exact(whole).map_err(|_| none())?;
-        buffer.resize(whole, 0);
-        let start = buffer.as_ptr().addr().wrapping_neg() % HOST_PAGE;
-        relaxed(&*driver, || {
-            let pinned = buffer[start..].as_mut_ptr();
-            // SAFETY: the buffer has so many bytes from there, and neither moves nor grows until
-            // `drop` has unpinned it.
-            unsafe { driver.host_pin(pinned, bytes) }
+        let size = usize::try_from(bytes).map_err(|_| none())?;
+        let mut memory = MmapMut::map_anon(size).map_err(|_| none())?;
+        // Only advice: without huge pages all is as right.
+        #[cfg(target_os = "linux")]
+        let _ = memory.advise(memmap2::Advice::HugePage);
+        touch(&mut memory);
+        let start = memory.as_mut_ptr();
+        relaxed(&**driver, || {
+            // SAFETY: the mapping has so many bytes from there, shares no page of the host with anything
+            // else, and stays until `drop` has unpinned it.
+            unsafe { driver.host_pin(start, size) }
         })?;
-        let mut copy = Self {
-            driver,
-            buffer,
-            start,
-            bytes,
-        };
-        let into = &mut copy.buffer[start..start + bytes];
-        relaxed(&*copy.driver, || {
+        Ok(Self {
+            driver: Arc::clone(driver),
+            memory,
+        })
+    }
+
+    /// Copy what a page holds from an address on.
+    ///
+    /// # Panics
+    /// If not all of the bytes lie inside the page.
+    pub(crate) fn fill(&mut self, page: &OwnedPage, address: Address) -> Result<()> {
+        assert!(
+            page.has(address, self.memory.len() as u64),
+            "a copy of what a page has not"
+        );
+        relaxed(&*self.driver, || {
             // SAFETY: the page is mapped as long as it is borrowed, and has so many bytes from there,
             // as was asserted.
-            unsafe { copy.driver.memcpy_to_host(into, address) }
-        })?;
-        Ok(copy)
+            unsafe { self.driver.memcpy_to_host(&mut self.memory, address) }
+        })
     }
 
     /// Copy the bytes to an address of a page.
@@ -162,25 +160,48 @@ impl PinnedCopy {
     /// # Panics
     /// If not all of them lie inside the page there.
     pub(crate) fn restore(&self, page: &OwnedPage, address: Address) -> Result<()> {
-        let inside = page.has(address, self.bytes as u64);
+        let inside = page.has(address, self.memory.len() as u64);
         assert!(inside, "a copy to where a page has no room for it");
-        let from = &self.buffer[self.start..self.start + self.bytes];
         relaxed(&*self.driver, || {
             // SAFETY: the page is mapped as long as it is borrowed, and has so many bytes from there,
             // as was asserted.
-            unsafe { self.driver.memcpy_to_device(address, from) }
+            unsafe { self.driver.memcpy_to_device(address, &self.memory) }
         })
     }
 }
 
 impl Drop for PinnedCopy {
     fn drop(&mut self) {
-        let pinned = self.buffer[self.start..].as_mut_ptr();
+        let pinned = self.memory.as_mut_ptr();
         destroy(&*self.driver, || {
-            // SAFETY: `of` pinned it, only this takes the pin away, and copies have waited.
+            // SAFETY: `new` pinned it, only this takes the pin away, and copies have waited.
             unsafe { self.driver.host_unpin(pinned) }
         });
     }
+}
+
+/// The least bytes for which a thread is worth its start.
+const PART: usize = 32 << 20;
+/// The most threads: more are not faster.
+const MOST_THREADS: usize = 8;
+/// The smallest page of any host.
+const HOST_PAGE: usize = 4096;
+
+/// Touch each page of new memory, in several threads: to make pages takes most of the time of pinning them.
+fn touch(memory: &mut [u8]) {
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = threads.min(MOST_THREADS).min(memory.len() / PART).max(1);
+    let part = memory.len().div_ceil(threads).next_multiple_of(HOST_PAGE);
+    let touch = |part: &mut [u8]| {
+        part.iter_mut()
+            .step_by(HOST_PAGE)
+            .for_each(|byte| *byte = 0)
+    };
+    std::thread::scope(|scope| {
+        for part in memory.chunks_mut(part) {
+            scope.spawn(move || touch(part));
+        }
+    });
 }
 
 /// Wait for all work on the device.
