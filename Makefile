@@ -9,7 +9,7 @@ BUNDLE := dist/bundle
 EXAMPLES := first_graph update hooks embed_cudarc
 KERNELS := crates/cg-core/src/transfer/inputs crates/cg-core/src/transfer/outputs crates/cg-core/tests/contract/kernels
 
-.PHONY: demo test lint build ptx docs deny gpu-bundle clean
+.PHONY: demo test lint build ptx docs deny miri gpu-bundle clean
 
 demo: build
 	$(BIN)/python -m cgraph demo
@@ -63,6 +63,10 @@ docs:
 
 deny:
 	cargo deny check bans licenses sources
+
+# The reads of fields of torch's objects, on a double of these. Needs Miri of a nightly toolchain.
+miri:
+	MIRIFLAGS=-Zmiri-permissive-provenance cargo +nightly miri test --package cg-py --lib fields
 
 # Everything that a GPU machine with Python and torch needs: no Rust, no network. See docs/testing.md.
 gpu-bundle: build

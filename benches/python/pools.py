@@ -1,9 +1,10 @@
-"""P8 and P9: cost of capturing a ladder of batch sizes, and of pausing a pool.
+"""P8, P9 and P12: cost of capturing a ladder of batch sizes, and of pausing a pool.
 
 P8: capture and instantiation of a 16-layer decode model at 51 batch sizes into one pool, beside
 torch, in turns; the ledger beside the device's own numbers. P9: pausing and resuming pools of
 several sizes and segments; the first pause finds each segment mapped by itself, later ones find
-neighbours together.
+neighbours together. P12: the same with the contents kept on the host, beside copies of as many
+bytes to pinned memory of torch's and back; the first pause pins the memory.
 
     python benches/python/pools.py [--results folder]
 """
@@ -57,6 +58,22 @@ def ladder(model: Decode, ours: bool) -> list[float]:
     return [seconds * 1e3, taken, ledger, ledger - taken]
 
 
+def copies(size: int) -> float:
+    """Return milliseconds of a copy of so many bytes to pinned memory and back."""
+    on_device = torch.empty(size, dtype=torch.uint8, device="cuda")
+    on_host = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+
+    def cycle() -> float:
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        on_host.copy_(on_device)
+        on_device.copy_(on_host)
+        torch.cuda.synchronize()
+        return (time.perf_counter() - start) * 1e3
+
+    return statistics.median(cycle() for _ in range(4))
+
+
 def pauses(segments: list[int]) -> list[float]:
     """Return milliseconds of the first and later pauses and resumes, without and with contents."""
     pool = cgraph.MemPool()
@@ -72,14 +89,15 @@ def pauses(segments: list[int]) -> list[float]:
 
     first = cycle("discard")
     later = statistics.median(cycle("discard") for _ in range(PAUSES))
+    first_host = cycle("host")
     host = statistics.median(cycle("host") for _ in range(3))
     del kept
-    return [first, later, host]
+    return [first, later, first_host, host]
 
 
 def main() -> None:
     options = parsed(__doc__)
-    rows = []
+    rows, host_rows = [], []
     for name, segments in {
         "134 MiB in 1 segment": [134 * MIB],
         "140 MiB in 7": [20 * MIB] * 7,
@@ -87,10 +105,15 @@ def main() -> None:
         "1 GiB in 51": [20 * MIB] * 51,
         "8 GiB in 8": [1024 * MIB] * 8,
     }.items():
-        limit = sum(segments) / (1 << 30) + 0.3
-        rows.append([name, f"{limit:.2f}", *(f"{ms:.2f}" for ms in pauses(segments))])
-    head = ["pool", "target, ms", "first pause + resume", "later", "contents on the host"]
+        gib = sum(segments) / (1 << 30)
+        *without, first, later = pauses(segments)
+        rows.append([name, f"{gib + 0.3:.2f}", *(f"{ms:.2f}" for ms in without)])
+        host = [copies(sum(segments)), first, later]
+        host_rows.append([name, *(f"{ms:.1f}" for ms in host), f"{later / gib / 1e3:.3f}"])
+    head = ["pool", "target, ms", "first pause + resume", "later"]
     publish("P9", "pause and resume of a pool", head, rows, options.results)
+    head = ["pool", "copies, ms", "first pause + resume, ms", "later, ms", "later, s/GiB"]
+    publish("P12", "pause and resume with contents", head, host_rows, options.results)
     with torch.no_grad():
         model = Decode().cuda().bfloat16().eval()
         model(torch.zeros(512, dtype=torch.long, device="cuda"), torch.tensor([3], device="cuda"))

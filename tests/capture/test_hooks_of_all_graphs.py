@@ -12,7 +12,7 @@ import torch
 
 import cgraph
 from cgraph.errors import StateError
-from lab import Lab, captured, fresh
+from lab import Lab, SimLab, captured, fresh
 
 
 @pytest.fixture

@@ -51,7 +51,7 @@ def test_threads_that_ask_for_the_driver_at_once_get_the_same(
     assert len(found) == 4 and len(set(map(id, found))) == 1
 
 
-def test_trap_T63_replays_of_one_graph_from_several_threads_are_serialised(lab: Lab) -> None:
+def test_traps_T33_T63_replays_of_one_graph_from_several_threads_are_serialised(lab: Lab) -> None:
     count = torch.zeros(1024, device=lab.device)
     graph = cgraph.CUDAGraph()
     with cgraph.graph(graph):

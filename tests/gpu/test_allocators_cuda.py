@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -12,6 +13,8 @@ import torch
 from torch.testing import assert_close
 
 import cgraph
+from cgraph import _core
+from cgraph.errors import ForeignError
 
 pytestmark = pytest.mark.gpu
 
@@ -87,3 +90,13 @@ def test_the_first_matrix_product_of_a_thread_may_be_captured() -> None:
     thread.start()
     thread.join()
     assert_close(found[0], a @ a)
+
+
+def test_a_pool_refuses_memory_of_another_device() -> None:
+    pool = _core.Pool(_core.Device.cuda(0))
+    _, allocate, _ = pool.functions()
+    kind = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)
+    assert kind(allocate)(1 << 21, 1, None) is None
+    with pytest.raises(ForeignError, match="cuda:0, expected cuda:1"):
+        raise _core.take_refusal(1 << 21)
+    assert pool.reserved == 0

@@ -134,10 +134,20 @@ class Cuda:
     def current_stream(self) -> torch.cuda.Stream:
         """Return torch's current stream."""
         self._require_gpu()
-        return torch.cuda.current_stream()
+        return _torch.current_stream(torch.cuda.current_device())
 
     def synchronize(self) -> None:
-        """Wait for all work of the current device."""
+        """Wait for all work of the current device.
+
+        Raises:
+            CaptureError: A stream of the device captures. The wait would fail, and end that capture.
+        """
+        ordinal = torch.cuda.current_device() if _torch.has_gpu() else 0
+        if _core.Device.cuda(ordinal).has_captures():
+            raise CaptureError(
+                f"a wait for cuda:{ordinal} while a stream of it is capturing, which CUDA does not"
+                " allow: wait, or begin another capture, when that capture has ended"
+            )
         torch.cuda.synchronize()
 
     def empty_cache(self) -> None:

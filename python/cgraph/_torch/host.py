@@ -24,6 +24,7 @@ __all__ = [
     "end_draws",
     "has_gpu",
     "is_capturing",
+    "is_own_stream",
     "is_torch_graph",
     "keep_from_tracing",
     "keeps_state_of_captures",

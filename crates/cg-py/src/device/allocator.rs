@@ -138,14 +138,16 @@ pub(crate) fn take_refusal(py: Python<'_>, bytes: isize) -> Option<PyErr> {
 
 extern "C" fn allocate<const SLOT: usize>(
     bytes: isize,
-    _device: c_int,
+    device: c_int,
     _stream: *mut c_void,
 ) -> *mut c_void {
     let mut slot = lock(SLOT);
     let Some(served) = &mut *slot else {
         return ptr::null_mut();
     };
-    match served.pool.allocate_segment(bytes.unsigned_abs() as u64) {
+    let segment = require_device(&served.pool, device)
+        .and_then(|()| served.pool.allocate_segment(bytes.unsigned_abs() as u64));
+    match segment {
         Ok(address) => {
             served.segments += 1;
             REFUSED.take();
@@ -175,6 +177,19 @@ extern "C" fn free<const SLOT: usize>(
         served.settle();
     }
     drop(slot.take_if(|served| served.is_gone(SLOT)));
+}
+
+/// Fail unless the pool is of the device with this number, as of a pool that is used on another one.
+fn require_device(pool: &Pool, ordinal: c_int) -> cg_core::Result<()> {
+    let device = pool.device();
+    if i64::from(device.driver().ordinal()) == i64::from(ordinal) {
+        return Ok(());
+    }
+    Err(Error::Foreign {
+        object: format!("{pool:?}"),
+        found: device.name(),
+        expected: format!("cuda:{ordinal}, for which torch asks it for memory"),
+    })
 }
 
 fn lock(slot: usize) -> MutexGuard<'static, Option<Served>> {

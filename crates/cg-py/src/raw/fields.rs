@@ -329,6 +329,8 @@ unsafe fn word(object: *const c_void, field: usize) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
 
     const FIELDS: Fields = Fields {
@@ -338,18 +340,18 @@ mod tests {
 
     /// A float tensor [2, 3] with an offset of four elements, and its storage.
     struct Tensor {
-        object: [u64; 24],
-        storage: Box<[u64; 8]>,
+        object: [AtomicU64; 24],
+        storage: Arc<[AtomicU64; 8]>,
     }
 
     impl Tensor {
         fn new() -> Self {
-            let mut new = Self {
-                object: [0; 24],
-                storage: Box::new([0; 8]),
+            let new = Self {
+                object: Default::default(),
+                storage: Arc::default(),
             };
-            *new.at(DATA, true) = 0x1000;
-            let storage = new.storage.as_ptr() as u64;
+            new.at(DATA, true).store(0x1000, Ordering::Relaxed);
+            let storage = Arc::as_ptr(&new.storage).expose_provenance() as u64;
             let fields = [
                 (VTABLE, FIELDS.vtable),
                 (STORAGE, storage),
@@ -363,16 +365,16 @@ mod tests {
                 (KEYS, 0x8003),
             ];
             for (field, word) in fields {
-                *new.at(field, false) = word;
+                new.at(field, false).store(word, Ordering::Relaxed);
             }
             new
         }
 
-        fn at(&mut self, field: usize, is_of_storage: bool) -> &mut u64 {
+        fn at(&self, field: usize, is_of_storage: bool) -> &AtomicU64 {
             if is_of_storage {
-                &mut self.storage[field / WORD]
+                &self.storage[field / WORD]
             } else {
-                &mut self.object[field / WORD]
+                &self.object[field / WORD]
             }
         }
 
@@ -424,13 +426,15 @@ mod tests {
         ];
         let of_tensor = of_tensor.map(|field| (field, false));
         for (field, is_of_storage) in of_tensor.into_iter().chain([(DATA, true)]) {
-            let mut tensor = Tensor::new();
-            *tensor.at(field, is_of_storage) ^= 1;
+            let tensor = Tensor::new();
+            tensor
+                .at(field, is_of_storage)
+                .fetch_xor(1, Ordering::Relaxed);
             assert!(!tensor.is_at(&words, address), "{field}");
             assert!(!tensor.lies_plainly_at(&words, address), "{field}");
         }
-        let mut guarded = Tensor::new();
-        *guarded.at(FLAGS, true) = 1 << 24;
+        let guarded = Tensor::new();
+        guarded.at(FLAGS, true).store(1 << 24, Ordering::Relaxed);
         assert!(!guarded.is_at(&words, address));
         assert!(!guarded.lies_plainly_at(&words, address));
     }
@@ -443,8 +447,8 @@ mod tests {
             (STRIDES + 2 * WORD, 1),
             (KIND, 1 << 51),
         ] {
-            let mut tensor = Tensor::new();
-            *tensor.at(field, false) ^= mask;
+            let tensor = Tensor::new();
+            tensor.at(field, false).fetch_xor(mask, Ordering::Relaxed);
             assert!(tensor.is_at(&words, 0x1010), "{field}");
             assert!(tensor.lies_plainly_at(&words, 0x1010), "{field}");
         }
@@ -452,13 +456,13 @@ mod tests {
 
     #[test]
     fn a_tensor_whose_memory_was_taken_away_lies_nowhere() {
-        let (words, mut tensor) = (words(), Tensor::new());
-        *tensor.at(DATA, true) = 0;
+        let (words, tensor) = (words(), Tensor::new());
+        tensor.at(DATA, true).store(0, Ordering::Relaxed);
         // What the offset alone would make, and what others say of it.
         for address in [4 * 4, 0] {
             assert!(!tensor.is_at(&words, address));
         }
-        *tensor.at(STORAGE, false) = 0;
+        tensor.at(STORAGE, false).store(0, Ordering::Relaxed);
         assert!(!tensor.is_at(&words, 0x1010));
     }
 }
