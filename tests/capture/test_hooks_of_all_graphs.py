@@ -110,6 +110,19 @@ def test_trap_T35_a_launch_that_fails_still_runs_the_end_hooks(sim: Lab) -> None
     assert seen == [graph, graph]
 
 
+def test_trap_T36_replay_end_hooks_run_when_the_work_is_enqueued() -> None:
+    with cgraph.sim.use(asynchronous=True) as simulator:
+        x = fresh(SimLab(simulator), 8)
+        graph, y = captured(SimLab(simulator), x)
+        simulator.synchronize()
+        are_done: list[bool] = []
+        graph.register_replay_end_hook(lambda _: are_done.append(simulator.default_stream.query()))
+        graph.replay()
+        assert are_done == [False]
+        simulator.synchronize()
+        assert torch.equal(y, x * 2 + 1)
+
+
 def test_a_launch_error_comes_out_before_that_of_an_end_hook(
     sim: Lab, reported: list[BaseException]
 ) -> None:

@@ -140,7 +140,7 @@ class Cuda:
         """Wait for all work of the current device.
 
         Raises:
-            CaptureError: A stream of the device captures. The wait would fail, and end that capture.
+            CaptureError: A stream of the device captures: the wait would end that capture.
         """
         ordinal = torch.cuda.current_device() if _torch.has_gpu() else 0
         if _core.Device.cuda(ordinal).has_captures():

@@ -195,7 +195,7 @@ fn touch(memory: &mut [u8]) {
     let touch = |part: &mut [u8]| {
         part.iter_mut()
             .step_by(HOST_PAGE)
-            .for_each(|byte| *byte = 0)
+            .for_each(|byte| *byte = 0);
     };
     std::thread::scope(|scope| {
         for part in memory.chunks_mut(part) {
