@@ -12,11 +12,11 @@ pub mod cuda;
 pub mod handle;
 pub(crate) mod owned;
 mod pages;
+mod process;
 pub mod sim;
 pub mod spec;
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::code::{Call, Code};
 use crate::error::{Error, Result};
@@ -27,6 +27,8 @@ use handle::{
 use spec::{Dim3, EdgeSpec, NodeDetail, NodeIds, NodeSpec, WorkSpec};
 
 pub use pages::PageCalls;
+pub use process::{begin_exit, begin_forked, is_forked};
+pub(crate) use process::{is_exiting, next_driver_id};
 
 /// Calls that other threads and streams may make while a capture is open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -470,44 +472,6 @@ pub trait GraphCalls {
     /// # Safety
     /// `exec` and the graph of `node` are live.
     unsafe fn exec_is_enabled(&self, exec: ExecHandle, node: NodeHandle) -> Result<bool>;
-}
-
-static EXITING: AtomicBool = AtomicBool::new(false);
-
-/// Tell cgraph that the process exits: from now on nothing that is dropped calls the driver.
-pub fn begin_exit() {
-    EXITING.store(true, Ordering::Relaxed);
-}
-
-/// Return whether [`begin_exit`] was called.
-pub(crate) fn is_exiting() -> bool {
-    EXITING.load(Ordering::Relaxed)
-}
-
-/// Tell cgraph that the process is a fork of another one, as its first call there. A driver that the other
-/// one used is of no use here, and its locks may be held for ever: nothing that is dropped calls it, and
-/// callers ask [`is_forked`] before they use what was made before.
-pub fn begin_forked() {
-    if NEXT.load(Ordering::Relaxed) > 1 {
-        FORKED.store(true, Ordering::Relaxed);
-        begin_exit();
-    }
-}
-
-/// Return whether the process is a fork of one that had used a driver.
-#[inline]
-#[must_use]
-pub fn is_forked() -> bool {
-    FORKED.load(Ordering::Relaxed)
-}
-
-static FORKED: AtomicBool = AtomicBool::new(false);
-
-static NEXT: AtomicU64 = AtomicU64::new(1);
-
-/// Return a fresh number for [`Driver::id`].
-pub(crate) fn next_driver_id() -> u64 {
-    NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
 /// Return the error of a failed call.
