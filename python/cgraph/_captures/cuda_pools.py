@@ -183,10 +183,7 @@ def new_handle() -> PoolHandle:
 
 
 def resolve(pool: Pool | None, ordinal: int, side: torch.cuda.Stream) -> PoolHandle:
-    """Return the token of a ``pool`` argument.
-
-    A pool that others may know is kept from here on. A new one has no other user than the capture,
-    whose host keeps it.
+    """Return the token of a ``pool`` argument, whose pool is kept from here on.
 
     Args:
         pool: The user's argument.
@@ -205,9 +202,9 @@ def resolve(pool: Pool | None, ordinal: int, side: torch.cuda.Stream) -> PoolHan
             " capture begins"
         )
     _refuse_paused(handle)
-    handle.ordinal = ordinal
-    if handle.keeper is None and pool is not None:
+    if handle.keeper is None:
         handle.keeper = _torch.PoolKeeper((handle[0], handle[1]), side, _owner(pool, mem_pool))
+        handle.ordinal = ordinal
     return handle
 
 

@@ -309,10 +309,7 @@ class Recording:
             is_shared = not _torch.keeps_state_of_captures()
             draws = random_state.draws(self._device, drawn, self._side) if is_shared else None
         host = self._host if drawn else None
-        if self._handle.keeper is None:
-            token, owner = (self._handle[0], self._handle[1]), self._handle.mem_pool
-            self._handle.keeper = _torch.PoolKeeper(token, self._side, owner, self._host)
-        elif host is None:
+        if host is None:
             self._host.reset()
         inputs = None
         if self._statics or draws:

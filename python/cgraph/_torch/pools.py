@@ -176,25 +176,21 @@ def pool_segments(handle: Handle) -> list[dict[str, Any]]:
 class PoolKeeper:
     """A user of a pool that torch's allocators, device and pinned, count like a captured graph.
 
-    It is a graph of torch's that was captured into the pool: both allocators count it as a user
-    until it is reset. Without a user a pool can be freed, and can never be captured into again.
+    It is an empty graph, captured into the pool: both allocators count it as a user until it is
+    reset. Without a user a pool can be freed, and can never be captured into again. It has no exec:
+    to destroy one ends a capture that another thread has open.
 
     Args:
         handle: The pool's token.
         side: A stream that does not capture.
         owner: An object to keep alive too, such as the ``MemPool`` of the token.
-        graph: The graph. Default: a new one, which is empty.
     """
 
-    def __init__(
-        self, handle: Handle, side: torch.cuda.Stream, owner: object = None, graph: Any = None
-    ) -> None:
+    def __init__(self, handle: Handle, side: torch.cuda.Stream, owner: object = None) -> None:
         self.handle = handle
         self._ordinal = side.device_index
         self._owner = owner
-        self._graph = graph
-        if graph is not None:
-            return
+        self._graph: Any = None
         try:
             self._graph = _empty_graph(handle, side)
         except RuntimeError as error:
