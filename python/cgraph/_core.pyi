@@ -643,7 +643,6 @@ class LastStream:
         current: tuple[object, Callable[[int], bool]],
         ordinal: int,
         switch: Callable[[Any, int], object],
-        record: Callable[[int], object],
     ) -> Self: ...
 
 @final

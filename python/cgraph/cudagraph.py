@@ -381,7 +381,7 @@ class CUDAGraph(_core.Graph):
     def __del__(self) -> None:
         # The retained objects may be in a cycle with the graph. They go to the exec before the
         # collector takes the cycle apart, and outlast its replays in flight.
-        self.reset()
+        CUDAGraph.reset(self)
 
     def _feeder(self) -> Callable[[tuple[Any, ...]], None]:
         """Return a function that replays the graph with tensors in place of its static inputs."""

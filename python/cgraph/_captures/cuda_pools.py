@@ -78,9 +78,9 @@ class CudaMemPool(MemPool, torch.cuda.MemPool):
 
     def __del__(self) -> None:
         """Make the pool's death safe for torch; the memory goes back at once, or when it can."""
-        if not self._is_made or _core.is_forked():
+        if not self._is_made:
             return
-        if _torch.is_broken(self.ordinal):
+        if _core.is_forked() or _torch.is_broken(self.ordinal):
             _torch.leave_to_process(self)
             return
         if sys.is_finalizing() or _torch.is_quiet(self.ordinal):

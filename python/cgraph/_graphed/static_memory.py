@@ -115,8 +115,7 @@ def _last_stream_of(ordinal: int, handle: tuple[int, ...]) -> _core.LastStream:
     last_stream = _last_streams.get((ordinal, *handle))
     if last_stream is None:
         source = _torch.current_stream_source()
-        wait, record = _torch.wait_between, _torch.record_behind
-        made = _core.LastStream(_core.Device.cuda(ordinal), source, ordinal, wait, record)
+        made = _core.LastStream(_core.Device.cuda(ordinal), source, ordinal, _torch.wait_between)
         # Another thread may have made one meanwhile.
         last_stream = _last_streams.setdefault((ordinal, *handle), made)
     return last_stream

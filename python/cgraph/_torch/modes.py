@@ -16,7 +16,6 @@ __all__ = [
     "is_any_autocast_enabled",
     "mode_functions",
     "random_devices",
-    "record_behind",
     "signature",
     "wait_between",
     "without_autocast",
@@ -97,13 +96,13 @@ def signature(tensor: torch.Tensor) -> _core.Signature:
     return _core.Signature(tensor_reader(), tensor)
 
 
-def wait_between(last: int | torch.cuda.Event, now: int) -> None:
-    """Let a stream wait for the present work of another, or an event; streams are raw handles."""
-    event = record_behind(last) if isinstance(last, int) else last
-    torch.cuda.ExternalStream(now).wait_event(event)
+def wait_between(last: int | None, now: int) -> None:
+    """Let a stream wait for the present work of another; both are raw handles.
 
-
-def record_behind(stream: int) -> torch.cuda.Event:
-    """Return an event behind the present work of a stream, which is a raw handle."""
-    event: torch.cuda.Event = torch.cuda.ExternalStream(stream).record_event()
-    return event
+    None stands for a stream that may be gone: then the host waits for the device.
+    """
+    if last is None:
+        torch.cuda.synchronize()
+        return
+    stream: Any = torch.cuda.ExternalStream
+    stream(now).wait_stream(stream(last))

@@ -58,6 +58,17 @@ impl LastReplay {
         }
     }
 
+    /// Return whether the replay is known to have finished.
+    #[must_use]
+    #[doc(alias = "cuEventQuery")]
+    pub fn has_finished(&self) -> bool {
+        let finished = match &self.point {
+            Point::Stream(stream) => stream.is_idle(),
+            Point::Event(event) => event.query(),
+        };
+        matches!(finished, Ok(true))
+    }
+
     /// Return the stream, if it outlives the exec.
     #[must_use]
     pub fn stream(&self) -> Option<&Stream> {

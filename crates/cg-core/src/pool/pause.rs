@@ -21,7 +21,9 @@ pub enum Keep {
 impl Pool {
     /// Give back the segments that are wholly free; how many bytes that were. Waits for the device.
     ///
-    /// Memory of the host that held contents in a pause goes, too. No segment is given back while something was given [`Pool::retained`]: templates and execs know
+    /// Memory of the host that held contents in a pause goes, too.
+    ///
+    /// No segment is given back while something was given [`Pool::retained`]: templates and execs know
     /// addresses of any segment. A segment that a [`Pool::segments`] is held of also stays.
     ///
     /// # Errors

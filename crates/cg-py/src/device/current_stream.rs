@@ -60,13 +60,6 @@ impl CurrentStream {
         }
     }
 
-    /// Return whether the last handle that was found to be torch's own is this one. For others `raw::is_lasting`
-    /// knows.
-    #[inline]
-    pub(crate) fn is_known(&self, handle: u64) -> bool {
-        matches!(self, Self::Handle(source) if source.own.load(Ordering::Relaxed) == handle)
-    }
-
     /// Show the garbage collector what this owns.
     pub(crate) fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
         match self {

@@ -283,11 +283,7 @@ impl Entry {
             Some(last) => last.get().follow(py)?,
             None => None,
         };
-        let ran = entry.work.run(py, tensors, stream, (args, kwargs));
-        if let Some(last) = &entry.last_stream {
-            last.get().leave(py, stream)?;
-        }
-        let (result, is_eager) = ran?;
+        let (result, is_eager) = entry.work.run(py, tensors, stream, (args, kwargs))?;
         entry.give_back(py, matched);
         raw::count(if is_eager {
             &entry.eager_calls

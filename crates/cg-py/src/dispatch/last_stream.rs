@@ -6,27 +6,20 @@ use pyo3::prelude::*;
 use pyo3::{PyTraverseError, PyVisit};
 
 use crate::device::{CurrentStream, Device};
-use crate::raw::{self, Attached};
+use crate::raw;
 
-/// Stands for no stream: none has this handle.
+/// No stream has this handle.
 const NONE: u64 = u64::MAX;
-
-/// Stands for a stream that may be gone, behind whose last replay there is an event.
-const GONE: u64 = u64::MAX - 1;
 
 /// Replays of graphs of one pool use the same memory, so they must come one after another: this
 /// knows the stream of the last one.
 #[pyclass(frozen, name = "LastStream", weakref, module = "cgraph._core")]
 pub(crate) struct LastStream {
     current: CurrentStream,
-    /// Called with the raw handle of the last stream, or an event behind its last replay, and the raw handle
-    /// of the stream that is to wait for it.
+    /// Called with the raw handles of the last stream, or none where that may be gone, and of the one that is
+    /// to wait for it.
     switch: Py<PyAny>,
-    /// Called with the raw handle of a stream; returns an event behind its present work.
-    record: Py<PyAny>,
     last: AtomicU64,
-    /// An event behind the last replay, where that was on a stream that may be destroyed.
-    passed: Attached<Option<Py<PyAny>>>,
     device: Py<Device>,
 }
 
@@ -62,13 +55,10 @@ impl LastStream {
         current: (Bound<'_, PyAny>, Py<PyAny>),
         ordinal: u32,
         switch: Py<PyAny>,
-        record: Py<PyAny>,
     ) -> PyResult<Self> {
         Ok(Self {
             current: CurrentStream::new(current, ordinal)?,
             switch,
-            record,
-            passed: Attached::default(),
             last: AtomicU64::new(NONE),
             device,
         })
@@ -77,8 +67,7 @@ impl LastStream {
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         self.current.traverse(&visit)?;
         visit.call(&self.device)?;
-        visit.call(&self.switch)?;
-        visit.call(&self.record)
+        visit.call(&self.switch)
     }
 }
 
@@ -102,40 +91,13 @@ impl LastStream {
         if last == now || last == NONE {
             return Ok(Some(now));
         }
-        if last == GONE {
-            let passed = self.passed.take(py);
-            let waited = self.switch.call1(py, (&passed, now));
-            if waited.is_err() {
-                drop(self.passed.replace(py, passed));
-                self.last.store(GONE, Ordering::Relaxed);
-            }
-            return waited.map(|_| Some(now));
-        }
-        let switched = self.switch.call1(py, (last, now));
+        // Its owner may have destroyed another library's stream.
+        let known = raw::is_lasting(last).then_some(last);
+        let switched = self.switch.call1(py, (known, now));
         if switched.is_err() {
             // The next one is to wait instead.
             self.last.store(last, Ordering::Relaxed);
         }
         switched.map(|_| Some(now))
-    }
-
-    /// Keep an event behind a replay on the stream that [`Self::follow`] has returned, if its owner may
-    /// destroy that stream.
-    #[inline]
-    pub(crate) fn leave(&self, py: Python<'_>, stream: Option<u64>) -> PyResult<()> {
-        match stream {
-            Some(handle) if !self.current.is_known(handle) && !raw::is_lasting(handle) => {
-                self.record(py, handle)
-            }
-            Some(_) | None => Ok(()),
-        }
-    }
-
-    #[cold]
-    fn record(&self, py: Python<'_>, handle: u64) -> PyResult<()> {
-        let event = self.record.call1(py, (handle,))?;
-        drop(self.passed.replace(py, Some(event)));
-        self.last.store(GONE, Ordering::Relaxed);
-        Ok(())
     }
 }

@@ -76,6 +76,7 @@ impl Cycle {
         }
         let handle = |replay: &cg_core::LastReplay| replay.stream().map(cg_core::Stream::handle);
         let mut replaced = lock(&self.replaced);
+        replaced.retain(|replay| replay.stream().is_some() || !replay.has_finished());
         if let Some(last) = exec.last_replay()
             && (handle(&last).is_none() || !replaced.iter().any(|one| handle(one) == handle(&last)))
         {
@@ -89,10 +90,6 @@ impl Cycle {
     /// # Errors
     /// Exceptions of a callable that are no `Exception`; the others have run then.
     pub(crate) fn end(&self, py: Python<'_>, ready: Option<&ReadyExec>) -> PyResult<()> {
-        // The objects are the parent's, which runs its callbacks.
-        if cg_core::is_forked() {
-            return Ok(());
-        }
         let captured = self.captured.swap(false, Ordering::Relaxed);
         let ids = std::mem::take(&mut *lock(&self.ids));
         let replaced = std::mem::take(&mut *lock(&self.replaced));

@@ -144,6 +144,10 @@ impl Graph {
 
     /// Run the destroy hooks and callbacks and let the retained objects go; once for each capture.
     fn _end_cycle(&self, py: Python<'_>) -> PyResult<()> {
+        // The objects are the parent's, which runs its callbacks; its locks may be held here for ever.
+        if cg_core::is_forked() {
+            return Ok(());
+        }
         self.cycle.end(py, self.ready().as_deref())
     }
 

@@ -191,6 +191,9 @@ const HOST_PAGE: usize = 4096;
 fn touch(memory: &mut [u8]) {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = threads.min(MOST_THREADS).min(memory.len() / PART).max(1);
+    if threads == 1 {
+        return;
+    }
     let part = memory.len().div_ceil(threads).next_multiple_of(HOST_PAGE);
     let touch = |part: &mut [u8]| {
         part.iter_mut()
@@ -199,7 +202,8 @@ fn touch(memory: &mut [u8]) {
     };
     std::thread::scope(|scope| {
         for part in memory.chunks_mut(part) {
-            scope.spawn(move || touch(part));
+            // Without a thread the driver touches the pages itself.
+            let _ = std::thread::Builder::new().spawn_scoped(scope, move || touch(part));
         }
     });
 }
