@@ -642,7 +642,7 @@ class LastStream:
         device: Device,
         current: tuple[object, Callable[[int], bool]],
         ordinal: int,
-        switch: Callable[[Any, int], object],
+        switch: Callable[[int | None, int], object],
     ) -> Self: ...
 
 @final

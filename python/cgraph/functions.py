@@ -64,22 +64,12 @@ def graphed(
     """Make a function, method or module replay graphs, one for each key of its calls.
 
     The first call of a key runs eagerly and is observed. The second is captured and its graph does
-    its work; from then on Python does not run: calls are replays. A key is the set of common
-    properties of calls that one graph can serve: the structure of arguments; dtype, shape, strides,
-    device and ``requires_grad`` of tensors; plain arguments; torch's modes; and the plain values
-    under names in code that ran (attributes, globals, closure cells, items), which are compared
-    before each replay. Another object or tensor there, or another place of it, makes the call
-    capture anew. Everything else stays as at the capture. ``docs/graphed.md`` has the whole
-    contract with an example of each part.
-
-    A capture whose operators, numbers or tensors differ from those of the previous call, or that
-    changes a guarded value, is not replayed: the next call captures again. After three such calls
-    in a row the key runs eagerly, with a warning that names the line and the fix, and is tried
-    again after 256 calls; so is a key whose call a graph cannot hold, such as one that reads a
-    value on the host. Mark such work with :func:`cgraph.eager_break`.
-
-    If the result requires a gradient, its backward pass is a graph, too. A training step with its
-    backward pass and optimizer inside is one graph, and its loss has no history.
+    its work; from then on Python does not run: calls are replays. A key is the structure of
+    arguments; dtype, shape, strides, device and ``requires_grad`` of tensors; plain arguments;
+    torch's modes; and the plain values under names in code that ran, which are compared before each
+    replay. A call that a graph cannot hold runs eagerly, with a warning that names the line and the
+    fix; :func:`cgraph.eager_break` marks such work. ``docs/graphed.md`` has the whole contract with
+    an example of each part, also of training.
 
     Args:
         fn: The function. Without it, a decorator is returned.

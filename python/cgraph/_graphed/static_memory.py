@@ -115,7 +115,15 @@ def _last_stream_of(ordinal: int, handle: tuple[int, ...]) -> _core.LastStream:
     last_stream = _last_streams.get((ordinal, *handle))
     if last_stream is None:
         source = _torch.current_stream_source()
-        made = _core.LastStream(_core.Device.cuda(ordinal), source, ordinal, _torch.wait_between)
+        made = _core.LastStream(_core.Device.cuda(ordinal), source, ordinal, _wait_for_last)
         # Another thread may have made one meanwhile.
         last_stream = _last_streams.setdefault((ordinal, *handle), made)
     return last_stream
+
+
+def _wait_for_last(last: int | None, now: int) -> None:
+    """Let a stream wait for the last one, or the host for the device if that one may be gone."""
+    if last is None:
+        _driver.current().synchronize()
+    else:
+        _torch.wait_between(last, now)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from torch.fx import _symbolic_trace
@@ -13,15 +14,11 @@ from cgraph.errors import TorchError
 
 __all__ = ["interception_keys", "is_intercepted", "is_traced_by_fx", "is_transformed"]
 
+is_transformed: Callable[[], bool] = of_torch.function("_are_functorch_transforms_active")
 # torch 2.8 has only the latter, which warns on newer torch.
 _is_fx_tracing: Any = getattr(_symbolic_trace, "is_fx_symbolic_tracing", None) or (
     _symbolic_trace.is_fx_tracing
 )
-
-
-def is_transformed() -> bool:
-    """Return whether a transform of ``torch.func`` is active on this thread."""
-    return bool(of_torch._are_functorch_transforms_active())
 
 
 def is_intercepted() -> bool:

@@ -96,13 +96,7 @@ def signature(tensor: torch.Tensor) -> _core.Signature:
     return _core.Signature(tensor_reader(), tensor)
 
 
-def wait_between(last: int | None, now: int) -> None:
-    """Let a stream wait for the present work of another; both are raw handles.
-
-    None stands for a stream that may be gone: then the host waits for the device.
-    """
-    if last is None:
-        torch.cuda.synchronize()
-        return
+def wait_between(last: int, now: int) -> None:
+    """Let a stream wait for the present work of another; both are raw handles."""
     stream: Any = torch.cuda.ExternalStream
     stream(now).wait_stream(stream(last))

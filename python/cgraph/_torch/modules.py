@@ -100,10 +100,8 @@ def hooks_of_users(hooks: HooksOf) -> dict[int, Any]:
     if not owner.get(name):
         return {}
     # Other threads may follow modules meanwhile.
-    found, own = (
-        owner.get(name, {}).copy(),
-        [one for pair in _forward_hooks_of_cgraph for one in pair],
-    )
+    found = owner.get(name, {}).copy()
+    own = [one for pair in _forward_hooks_of_cgraph for one in pair]
     return {number: one for number, one in found.items() if all(one is not two for two in own)}
 
 

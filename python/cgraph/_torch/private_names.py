@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -63,6 +64,14 @@ class PrivateNames:
             raise lacks(f"{self._module}.{name}") from None
         vars(self)[name] = value
         return value
+
+    def function(self, name: str) -> Callable[..., Any]:
+        """Return a function, or one that raises where there is none, to call without a look-up."""
+
+        def missing(*_: object) -> Any:
+            raise lacks(f"{self._module}.{name}")
+
+        return getattr(_found(self._module), name, missing)
 
     def has(self, name: str) -> bool:
         """Return whether the module has a name."""

@@ -118,9 +118,8 @@ def evaluating_node() -> Any:
     return of_torch._current_autograd_node()
 
 
-def backward_pass() -> int:
-    """Return the number of this thread's backward pass; -1 outside of any."""
-    return int(of_torch._current_graph_task_id())
+backward_pass: Callable[[], int] = of_torch.function("_current_graph_task_id")
+"""Return the number of this thread's backward pass; -1 outside of any."""
 
 
 def at_end_of_backward(call: Callable[[], None]) -> None:

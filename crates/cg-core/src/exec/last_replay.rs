@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::driver::owned::OwnedEvent;
+use crate::driver::owned::{OwnedEvent, relaxed};
 use crate::error::Result;
 use crate::retain::Fence;
 use crate::stream::Stream;
@@ -62,9 +62,10 @@ impl LastReplay {
     #[must_use]
     #[doc(alias = "cuEventQuery")]
     pub fn has_finished(&self) -> bool {
+        // Such questions end captures of other threads that allow none.
         let finished = match &self.point {
-            Point::Stream(stream) => stream.is_idle(),
-            Point::Event(event) => event.query(),
+            Point::Stream(stream) => relaxed(&**stream.device().driver(), || stream.is_idle()),
+            Point::Event(event) => relaxed(&**event.driver(), || event.query()),
         };
         matches!(finished, Ok(true))
     }

@@ -283,7 +283,16 @@ impl Entry {
             Some(last) => last.get().follow(py)?,
             None => None,
         };
-        let (result, is_eager) = entry.work.run(py, tensors, stream, (args, kwargs))?;
+        let mut is_eager = false;
+        let result = match &entry.work {
+            Work::Replay(replay, results) => {
+                results.warn_if_held(py)?;
+                let new = results.new_results(py)?;
+                is_eager = replay.run(py, tensors, new.as_ref(), stream)?;
+                results.result(py, tensors, new.as_ref())?
+            }
+            Work::Call(call) => call.call(py, args, kwargs)?,
+        };
         entry.give_back(py, matched);
         raw::count(if is_eager {
             &entry.eager_calls
@@ -292,29 +301,6 @@ impl Entry {
         });
         entry.last_use.store(raw::count(&CLOCK), Ordering::Relaxed);
         Ok(result)
-    }
-}
-
-impl Work {
-    /// Replay or call; the result, and true if a callable did not replay.
-    #[inline]
-    fn run<'py>(
-        &self,
-        py: Python<'py>,
-        tensors: MatchedTensors<'_, 'py>,
-        stream: Option<u64>,
-        (args, kwargs): (&Bound<'py, PyTuple>, Option<&Bound<'py, PyDict>>),
-    ) -> PyResult<(Py<PyAny>, bool)> {
-        match self {
-            Self::Replay(replay, results) => {
-                results.warn_if_held(py)?;
-                let new = results.new_results(py)?;
-                let is_eager = replay.run(py, tensors, new.as_ref(), stream)?;
-                let result = results.result(py, tensors, new.as_ref())?;
-                Ok((result, is_eager))
-            }
-            Self::Call(call) => Ok((call.call(py, args, kwargs)?, false)),
-        }
     }
 }
 

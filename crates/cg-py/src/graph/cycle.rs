@@ -74,14 +74,9 @@ impl Cycle {
         for object in self.objects.hooks() {
             exec.retain(object as cg_core::Retained);
         }
-        let handle = |replay: &cg_core::LastReplay| replay.stream().map(cg_core::Stream::handle);
         let mut replaced = lock(&self.replaced);
-        replaced.retain(|replay| replay.stream().is_some() || !replay.has_finished());
-        if let Some(last) = exec.last_replay()
-            && (handle(&last).is_none() || !replaced.iter().any(|one| handle(one) == handle(&last)))
-        {
-            replaced.push(last);
-        }
+        replaced.extend(exec.last_replay());
+        replaced.retain(|replay| !replay.has_finished());
     }
 
     /// Run the destroy hooks of all graphs and then the callbacks. Everything happens at most once,
