@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from cgraph import _driver
 from cgraph._captures.busy import busy
@@ -118,12 +118,11 @@ def put_back(shown: Observation, *, copies: bool = True) -> Iterator[None]:
     """
     before = [storage_snapshot(*one) for one in (shown.trace.written() if copies else ())]
     gradients = LeafGradients(shown.guards.leaves if shown.uses_gradients else ())
-    random = RandomSnapshot(shown.generators)
-    try:
-        yield
-    finally:
-        _driver.current().synchronize()
+    with ExitStack() as undo:
+        # Each of these runs whatever the others raise, the last one first.
+        undo.callback(RandomSnapshot(shown.generators).put_back)
+        undo.callback(gradients.put_back)
         for one in before:
-            one.rewind()
-        gradients.put_back()
-        random.put_back()
+            undo.callback(one.rewind)
+        undo.callback(_driver.current().synchronize)
+        yield

@@ -193,6 +193,7 @@ def train(plan: CapturePlan, statics: list[torch.Tensor]) -> Capture:
                     " graphed backward pass do not reach the caller's tensor: return the"
                     " new value instead"
                 )
+        driver.synchronize()
     except Exception as error:
         random.put_back()
         if is_divided:
@@ -202,7 +203,6 @@ def train(plan: CapturePlan, statics: list[torch.Tensor]) -> Capture:
         raise BrokenError(error) from error
     finally:
         torch.clear_autocast_cache()
-    driver.synchronize()
     trained = Trained(module, statics, time.perf_counter() - began)
     trained.writes = observer.writes_outside()
     trained.takes = observer.taken_outside()

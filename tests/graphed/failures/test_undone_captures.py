@@ -89,3 +89,35 @@ def test_items_of_other_threads_stay_where_a_count_is_put_back(lab: Lab) -> None
     thread.join()
     assert kept["hits"] == 8
     assert all(one in kept for one in added)
+
+
+def test_a_capture_ahead_whose_last_wait_is_refused_puts_everything_back(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    total = torch.zeros(3, device=lab.device)
+
+    def function(x: Tensor) -> Tensor:
+        total.add_(1)
+        return x * torch.rand_like(x) + total
+
+    driver = type(cgraph._driver.current())
+    real = driver.synchronize
+
+    def refuse(self: Any) -> None:
+        real(self)
+        if refuses:
+            raise RuntimeError("a wait while a stream is capturing")
+
+    refuses: list[bool] = []
+    monkeypatch.setattr(driver, "synchronize", refuse)
+    graphed = cgraph.graphed(function)
+    torch.manual_seed(5)
+    hook = cgraph.register_graph_instantiate_hook(lambda _: refuses.append(True))
+    with hook, pytest.raises(RuntimeError, match="capturing"):
+        graphed.capture(fresh(lab, 3))
+    refuses.clear()
+    drawn = torch.rand(3, device=lab.device)
+    torch.manual_seed(5)
+    fresh(lab, 3)
+    assert torch.equal(drawn, torch.rand(3, device=lab.device))
+    assert torch.equal(total, torch.zeros_like(total))
