@@ -135,6 +135,15 @@ fn cudarc_is_named_by_the_cuda_driver_only() {
 }
 
 #[test]
+fn result_codes_of_cuda_are_plain_numbers() {
+    let naming = |word| those(sources(CUDA, &["rs"]), |source| source.names(word));
+    assert_eq!(naming("CUresult"), [format!("{CUDA}call.rs")]);
+    let calls_wrapper = |source: &Source| source.code().contains("sys::cu");
+    let calling = those(sources("crates/cg-core/src", &["rs"]), calls_wrapper);
+    assert_eq!(calling, [""; 0], "they call a wrapper, not `call!`");
+}
+
+#[test]
 fn unsafe_blocks_stand_in_the_cuda_driver_the_owners_and_what_reads_torch_only() {
     let has_block = |source: &Source| source.code().contains("unsafe {");
     let with_blocks = those(sources("crates/cg-core/src", &["rs"]), has_block);

@@ -7,8 +7,8 @@ use std::ptr;
 
 use cudarc::driver::sys;
 
-use super::check;
 use super::work::{self, Copy3d};
+use super::{call, check};
 use crate::code::{Call, Code};
 use crate::driver::handle::{ExecHandle, FunctionHandle, GraphHandle, NodeHandle};
 use crate::driver::spec::{Dim3, WorkSpec};
@@ -31,13 +31,13 @@ pub(super) unsafe fn instantiate(
     // SAFETY: `graph` is live by the contract; the call writes one handle, to `exec`, and the
     // outputs of `params`, which has the layout that it expects.
     let result = unsafe {
-        sys::cuGraphInstantiateWithParams(
+        call!(cuGraphInstantiateWithParams(
             &raw mut exec,
             graph.0 as sys::CUgraph,
             (&raw mut params).cast(),
-        )
+        ))
     };
-    match result as u32 {
+    match result {
         0 => Ok(ExecHandle(exec as u64)),
         code => Err(InstantiateFailure {
             code: Code(code),
@@ -55,8 +55,8 @@ pub(super) unsafe fn update(exec: ExecHandle, graph: GraphHandle) -> Result<(), 
     let (exec, graph) = (exec.0 as sys::CUgraphExec, graph.0 as sys::CUgraph);
     // SAFETY: `exec` and `graph` are live by the contract; the call writes `info`, which has the
     // layout that it expects.
-    let result = unsafe { sys::cuGraphExecUpdate_v2(exec, graph, (&raw mut info).cast()) };
-    match result as u32 {
+    let result = unsafe { call!(cuGraphExecUpdate_v2(exec, graph, (&raw mut info).cast())) };
+    match result {
         0 => Ok(()),
         code => Err(UpdateFailure {
             code: Code(code),
@@ -89,8 +89,13 @@ pub(super) unsafe fn set_work(
             let params = work::kernel(*function, *grid, *block, *shared_bytes, &mut args);
             // SAFETY: `exec`, `node` and the function are live and the arguments are the kernel's,
             // by the contract; the driver copies parameters and arguments.
-            let result =
-                unsafe { sys::cuGraphExecKernelNodeSetParams_v2(exec, node, &raw const params) };
+            let result = unsafe {
+                call!(cuGraphExecKernelNodeSetParams_v2(
+                    exec,
+                    node,
+                    &raw const params
+                ))
+            };
             check(Call::GraphExecKernelNodeSetParams, result)
         }
         WorkSpec::Memcpy { dst, src, bytes } => {
@@ -98,7 +103,12 @@ pub(super) unsafe fn set_work(
             // SAFETY: `exec` and `node` are live and both sides stay mapped as long as `exec`, by
             // the contract; the driver copies the parameters.
             let result = unsafe {
-                sys::cuGraphExecMemcpyNodeSetParams(exec, node, params.as_raw(), context)
+                call!(cuGraphExecMemcpyNodeSetParams(
+                    exec,
+                    node,
+                    params.as_raw(),
+                    context
+                ))
             };
             check(Call::GraphExecMemcpyNodeSetParams, result)
         }
@@ -112,7 +122,12 @@ pub(super) unsafe fn set_work(
             // SAFETY: `exec` and `node` are live and `dst` stays mapped as long as `exec`, by the
             // contract; the driver copies the parameters.
             let result = unsafe {
-                sys::cuGraphExecMemsetNodeSetParams(exec, node, &raw const params, context)
+                call!(cuGraphExecMemsetNodeSetParams(
+                    exec,
+                    node,
+                    &raw const params,
+                    context
+                ))
             };
             check(Call::GraphExecMemsetNodeSetParams, result)
         }
@@ -121,7 +136,7 @@ pub(super) unsafe fn set_work(
             // SAFETY: `exec` and `node` are live and the caller keeps the function alive as long as
             // `exec`, by the contract; the driver copies the parameters.
             let result =
-                unsafe { sys::cuGraphExecHostNodeSetParams(exec, node, &raw const params) };
+                unsafe { call!(cuGraphExecHostNodeSetParams(exec, node, &raw const params)) };
             check(Call::GraphExecHostNodeSetParams, result)
         }
     }
@@ -144,7 +159,13 @@ pub(super) unsafe fn set_parameter(
     let params = work::kernel(function, grid, block, 0, &mut args);
     // SAFETY: `exec`, `node` and the function are live and the kernel has one parameter of this
     // size, by the contract; the driver reads `params`, `args` and the bytes, and copies them.
-    let result = unsafe { sys::cuGraphExecKernelNodeSetParams_v2(exec, node, &raw const params) };
+    let result = unsafe {
+        call!(cuGraphExecKernelNodeSetParams_v2(
+            exec,
+            node,
+            &raw const params
+        ))
+    };
     check(Call::GraphExecKernelNodeSetParams, result)
 }
 

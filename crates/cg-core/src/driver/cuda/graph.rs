@@ -6,7 +6,7 @@ use std::ptr;
 
 use cudarc::driver::sys;
 
-use super::{Cuda, check, exec, newer, node, out, params};
+use super::{Cuda, call, check, exec, newer, node, out, params};
 use crate::code::{Call, Code};
 use crate::driver::handle::{ExecHandle, FunctionHandle, GraphHandle, NodeHandle, StreamHandle};
 use crate::driver::spec::{Dim3, EdgeKind, EdgeSpec, NodeDetail, NodeIds, NodeSpec, WorkSpec};
@@ -18,7 +18,7 @@ impl GraphCalls for Cuda {
         let _entered = self.enter()?;
         // SAFETY: the call writes one handle, through `graph`; there are no flags.
         let graph = out(Call::GraphCreate, ptr::null_mut(), |graph| unsafe {
-            sys::cuGraphCreate(graph, 0)
+            call!(cuGraphCreate(graph, 0))
         })?;
         Ok(GraphHandle(graph as u64))
     }
@@ -26,7 +26,7 @@ impl GraphCalls for Cuda {
     unsafe fn graph_destroy(&self, graph: GraphHandle) {
         let Ok(_entered) = self.enter() else { return };
         // SAFETY: `graph` is live and no other graph's child, by the contract.
-        unsafe { sys::cuGraphDestroy(graph.0 as sys::CUgraph) };
+        unsafe { call!(cuGraphDestroy(graph.0 as sys::CUgraph)) };
     }
 
     unsafe fn graph_clone(&self, graph: GraphHandle) -> Result<GraphHandle> {
@@ -34,7 +34,7 @@ impl GraphCalls for Cuda {
         let graph = graph.0 as sys::CUgraph;
         // SAFETY: `graph` is live by the contract; the call writes one handle, through `copy`.
         let copy = out(Call::GraphClone, ptr::null_mut(), |copy| unsafe {
-            sys::cuGraphClone(copy, graph)
+            call!(cuGraphClone(copy, graph))
         })?;
         Ok(GraphHandle(copy as u64))
     }
@@ -47,7 +47,7 @@ impl GraphCalls for Cuda {
         let found = out(
             Call::GraphNodeFindInClone,
             ptr::null_mut(),
-            |found| unsafe { sys::cuGraphNodeFindInClone(found, node, copy) },
+            |found| unsafe { call!(cuGraphNodeFindInClone(found, node, copy)) },
         )?;
         Ok(NodeHandle(found as u64))
     }
@@ -75,7 +75,13 @@ impl GraphCalls for Cuda {
         // SAFETY: `graph` is live and holds both nodes, by the contract; the call reads one node
         // from each pointer, and no edge data means an edge of the full kind.
         let result = unsafe {
-            sys::cuGraphAddDependencies_v2(graph, &raw const from, &raw const to, ptr::null(), 1)
+            call!(cuGraphAddDependencies_v2(
+                graph,
+                &raw const from,
+                &raw const to,
+                ptr::null(),
+                1
+            ))
         };
         check(Call::GraphAddDependencies, result)
     }
@@ -95,13 +101,13 @@ impl GraphCalls for Cuda {
         // SAFETY: `graph` is live and holds both nodes, by the contract; the call reads one element
         // from each pointer.
         let result = unsafe {
-            sys::cuGraphRemoveDependencies_v2(
+            call!(cuGraphRemoveDependencies_v2(
                 graph,
                 &raw const from,
                 &raw const to,
                 &raw const data,
                 1,
-            )
+            ))
         };
         check(Call::GraphRemoveDependencies, result)
     }
@@ -109,7 +115,7 @@ impl GraphCalls for Cuda {
     unsafe fn graph_remove_node(&self, node: NodeHandle) -> Result<()> {
         let _entered = self.enter()?;
         // SAFETY: `node` is a node of a live graph, by the contract.
-        let result = unsafe { sys::cuGraphDestroyNode(node.0 as sys::CUgraphNode) };
+        let result = unsafe { call!(cuGraphDestroyNode(node.0 as sys::CUgraphNode)) };
         check(Call::GraphDestroyNode, result)
     }
 
@@ -119,7 +125,7 @@ impl GraphCalls for Cuda {
         // SAFETY: `graph` is live by the contract; the call writes `count`, and at most as many nodes
         // as that says there is room for, none without an array.
         listed(Call::GraphGetNodes, |nodes, count| unsafe {
-            sys::cuGraphGetNodes(graph, nodes, count)
+            call!(cuGraphGetNodes(graph, nodes, count))
         })
     }
 
@@ -128,7 +134,7 @@ impl GraphCalls for Cuda {
         let graph = graph.0 as sys::CUgraph;
         // SAFETY: as in `graph_nodes`.
         listed(Call::GraphGetRootNodes, |nodes, count| unsafe {
-            sys::cuGraphGetRootNodes(graph, nodes, count)
+            call!(cuGraphGetRootNodes(graph, nodes, count))
         })
     }
 
@@ -137,7 +143,7 @@ impl GraphCalls for Cuda {
         let graph = graph.0 as sys::CUgraph;
         // SAFETY: `graph` is live by the contract; without an array the call writes only `count`.
         out(Call::GraphGetNodes, 0, |count| unsafe {
-            sys::cuGraphGetNodes(graph, ptr::null_mut(), count)
+            call!(cuGraphGetNodes(graph, ptr::null_mut(), count))
         })
     }
 
@@ -146,7 +152,12 @@ impl GraphCalls for Cuda {
         let node = node.0 as sys::CUgraphNode;
         // SAFETY: `node` is live by the contract; without arrays the call writes only `count`.
         let count = out(Call::GraphNodeGetDependencies, 0, |count| unsafe {
-            sys::cuGraphNodeGetDependencies_v2(node, ptr::null_mut(), ptr::null_mut(), count)
+            call!(cuGraphNodeGetDependencies_v2(
+                node,
+                ptr::null_mut(),
+                ptr::null_mut(),
+                count
+            ))
         })?;
         if count == 0 {
             return Ok(Vec::new());
@@ -156,7 +167,12 @@ impl GraphCalls for Cuda {
         // SAFETY: `node` is live by the contract; the call writes at most `count` elements of each
         // array, which each has room for.
         let count = out(Call::GraphNodeGetDependencies, count, |count| unsafe {
-            sys::cuGraphNodeGetDependencies_v2(node, nodes.as_mut_ptr(), data.as_mut_ptr(), count)
+            call!(cuGraphNodeGetDependencies_v2(
+                node,
+                nodes.as_mut_ptr(),
+                data.as_mut_ptr(),
+                count
+            ))
         })?;
         nodes.truncate(count);
         Ok(nodes.iter().map(|node| NodeHandle(*node as u64)).collect())
@@ -167,13 +183,13 @@ impl GraphCalls for Cuda {
         let graph = graph.0 as sys::CUgraph;
         // SAFETY: `graph` is live by the contract; without arrays the call writes only `count`.
         let count = out(Call::GraphGetEdges, 0, |count| unsafe {
-            sys::cuGraphGetEdges_v2(
+            call!(cuGraphGetEdges_v2(
                 graph,
                 ptr::null_mut(),
                 ptr::null_mut(),
                 ptr::null_mut(),
                 count,
-            )
+            ))
         })?;
         if count == 0 {
             return Ok(Vec::new());
@@ -184,13 +200,13 @@ impl GraphCalls for Cuda {
         // SAFETY: `graph` is live by the contract; the call writes at most `count` elements of each
         // array, which each has room for.
         let count = out(Call::GraphGetEdges, count, |count| unsafe {
-            sys::cuGraphGetEdges_v2(
+            call!(cuGraphGetEdges_v2(
                 graph,
                 from.as_mut_ptr(),
                 to.as_mut_ptr(),
                 data.as_mut_ptr(),
                 count,
-            )
+            ))
         })?;
         let edge = |((from, to), data): ((sys::CUgraphNode, sys::CUgraphNode), _)| {
             edge_spec(NodeHandle(from as u64), NodeHandle(to as u64), data)
@@ -250,14 +266,14 @@ impl GraphCalls for Cuda {
     unsafe fn exec_destroy(&self, exec: ExecHandle) {
         let Ok(_entered) = self.enter() else { return };
         // SAFETY: `exec` is live and no replay of it is in flight, by the contract.
-        unsafe { sys::cuGraphExecDestroy(exec.0 as sys::CUgraphExec) };
+        unsafe { call!(cuGraphExecDestroy(exec.0 as sys::CUgraphExec)) };
     }
 
     unsafe fn exec_upload(&self, exec: ExecHandle, stream: StreamHandle) -> Result<()> {
         let _entered = self.enter()?;
         let (exec, stream) = (exec.0 as sys::CUgraphExec, stream.0 as sys::CUstream);
         // SAFETY: `exec` and `stream` are live by the contract; the call writes nothing of ours.
-        let result = unsafe { sys::cuGraphUpload(exec, stream) };
+        let result = unsafe { call!(cuGraphUpload(exec, stream)) };
         check(Call::GraphUpload, result)
     }
 
@@ -267,7 +283,7 @@ impl GraphCalls for Cuda {
         let (exec, stream) = (exec.0 as sys::CUgraphExec, stream.0 as sys::CUstream);
         // SAFETY: `exec` and `stream` are live, and what the nodes name stays valid until the
         // stream has passed the replay, by the contract.
-        let result = unsafe { sys::cuGraphLaunch(exec, stream) };
+        let result = unsafe { call!(cuGraphLaunch(exec, stream)) };
         check(Call::GraphLaunch, result)
     }
 
@@ -319,7 +335,7 @@ impl GraphCalls for Cuda {
         let _entered = self.enter()?;
         let (exec, node) = (exec.0 as sys::CUgraphExec, node.0 as sys::CUgraphNode);
         // SAFETY: `exec` and `node` are live by the contract; the call writes nothing of ours.
-        let result = unsafe { sys::cuGraphNodeSetEnabled(exec, node, enabled.into()) };
+        let result = unsafe { call!(cuGraphNodeSetEnabled(exec, node, enabled.into())) };
         check(Call::GraphNodeSetEnabled, result)
     }
 
@@ -329,7 +345,7 @@ impl GraphCalls for Cuda {
         // SAFETY: `exec` and `node` are live by the contract; the call writes one unsigned int,
         // through `enabled`.
         let enabled = out(Call::GraphNodeGetEnabled, 0, |enabled| unsafe {
-            sys::cuGraphNodeGetEnabled(exec, node, enabled)
+            call!(cuGraphNodeGetEnabled(exec, node, enabled))
         })?;
         Ok(enabled != 0)
     }
@@ -365,7 +381,7 @@ fn edge_data(edge: EdgeSpec<NodeHandle>) -> sys::CUgraphEdgeData {
 /// Return the nodes that a call of the driver lists: first it says how many, then which.
 fn listed(
     call: Call,
-    list: impl Fn(*mut sys::CUgraphNode, *mut usize) -> sys::CUresult,
+    list: impl Fn(*mut sys::CUgraphNode, *mut usize) -> u32,
 ) -> Result<Vec<NodeHandle>> {
     let count = out(call, 0, |count| list(ptr::null_mut(), count))?;
     if count == 0 {

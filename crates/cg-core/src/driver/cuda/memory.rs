@@ -8,7 +8,7 @@ use std::ptr;
 
 use cudarc::driver::sys;
 
-use super::{Cuda, check, out, size};
+use super::{Cuda, call, check, out, size};
 use crate::code::{Call, Code};
 use crate::driver::MemoryCalls;
 use crate::driver::handle::{Address, FunctionHandle, ModuleHandle, StreamHandle};
@@ -19,7 +19,7 @@ impl MemoryCalls for Cuda {
         let _entered = self.enter()?;
         // SAFETY: the call writes one address, through `address`.
         let allocated = out(Call::MemAlloc, 0, |address| unsafe {
-            sys::cuMemAlloc_v2(address, size(bytes))
+            call!(cuMemAlloc_v2(address, size(bytes)))
         });
         allocated
             .map(Address)
@@ -29,7 +29,7 @@ impl MemoryCalls for Cuda {
     unsafe fn mem_free(&self, address: Address) {
         let Ok(_entered) = self.enter() else { return };
         // SAFETY: `address` comes from cuMemAlloc_v2 and this is its only free, by the contract.
-        unsafe { sys::cuMemFree_v2(address.0) };
+        unsafe { call!(cuMemFree_v2(address.0)) };
     }
 
     fn mem_info(&self) -> Result<(u64, u64)> {
@@ -37,7 +37,7 @@ impl MemoryCalls for Cuda {
         let mut total = 0;
         // SAFETY: the call writes two sizes: through `free` and to `total`, which outlives it.
         let free = out(Call::MemGetInfo, 0, |free| unsafe {
-            sys::cuMemGetInfo_v2(free, &raw mut total)
+            call!(cuMemGetInfo_v2(free, &raw mut total))
         })?;
         Ok((free as u64, total as u64))
     }
@@ -48,7 +48,7 @@ impl MemoryCalls for Cuda {
         // SAFETY: any number may be asked for; the call writes an address, through `base`, and a
         // size, to `bytes`, which outlives it.
         let base = out(Call::MemGetAddressRange, 0, |base| unsafe {
-            sys::cuMemGetAddressRange_v2(base, &raw mut bytes, address.0)
+            call!(cuMemGetAddressRange_v2(base, &raw mut bytes, address.0))
         });
         match base {
             Ok(base) => Ok(Some((Address(base), bytes as u64))),
@@ -63,12 +63,12 @@ impl MemoryCalls for Cuda {
         let _entered = self.enter()?;
         // SAFETY: the call reads `src.len()` bytes of `src`; `dst` is mapped for as many by the
         // contract.
-        let result = unsafe { sys::cuMemcpyHtoD_v2(dst.0, src.as_ptr().cast(), src.len()) };
+        let result = unsafe { call!(cuMemcpyHtoD_v2(dst.0, src.as_ptr().cast(), src.len())) };
         check(Call::MemcpyHtoD, result)?;
         // Of pageable memory the driver has only taken its own copy by now, which is on its way.
         let legacy = StreamHandle::LEGACY.0 as sys::CUstream;
         // SAFETY: the legacy stream lives as long as the context.
-        let result = unsafe { sys::cuStreamSynchronize(legacy) };
+        let result = unsafe { call!(cuStreamSynchronize(legacy)) };
         check(Call::StreamSynchronize, result)
     }
 
@@ -76,7 +76,7 @@ impl MemoryCalls for Cuda {
         let _entered = self.enter()?;
         // SAFETY: the call writes `dst.len()` bytes of `dst` and returns when they are there; `src`
         // is mapped for as many by the contract.
-        let result = unsafe { sys::cuMemcpyDtoH_v2(dst.as_mut_ptr().cast(), src.0, dst.len()) };
+        let result = unsafe { call!(cuMemcpyDtoH_v2(dst.as_mut_ptr().cast(), src.0, dst.len())) };
         check(Call::MemcpyDtoH, result)
     }
 
@@ -86,7 +86,7 @@ impl MemoryCalls for Cuda {
         // SAFETY: the call reads `image` up to its final zero, or, of a binary image, as far as the
         // image's header says, and keeps no pointer to it; it writes one handle, through `module`.
         let module = out(Call::ModuleLoadData, ptr::null_mut(), |module| unsafe {
-            sys::cuModuleLoadData(module, image.as_ptr().cast())
+            call!(cuModuleLoadData(module, image.as_ptr().cast()))
         })?;
         Ok(ModuleHandle(module as u64))
     }
@@ -94,7 +94,7 @@ impl MemoryCalls for Cuda {
     unsafe fn module_unload(&self, module: ModuleHandle) {
         let Ok(_entered) = self.enter() else { return };
         // SAFETY: `module` is loaded and nothing uses its kernels, by the contract.
-        unsafe { sys::cuModuleUnload(module.0 as sys::CUmodule) };
+        unsafe { call!(cuModuleUnload(module.0 as sys::CUmodule)) };
     }
 
     unsafe fn module_function(&self, module: ModuleHandle, name: &str) -> Result<FunctionHandle> {
@@ -107,7 +107,7 @@ impl MemoryCalls for Cuda {
         let function = out(
             Call::ModuleGetFunction,
             ptr::null_mut(),
-            |function| unsafe { sys::cuModuleGetFunction(function, module, c_name.as_ptr()) },
+            |function| unsafe { call!(cuModuleGetFunction(function, module, c_name.as_ptr())) },
         )?;
         Ok(FunctionHandle(function as u64))
     }

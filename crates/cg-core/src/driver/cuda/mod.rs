@@ -2,15 +2,16 @@
 //!
 //! `cudarc` lends us its `sys` declarations and its list of library names, and nothing else. What
 //! it would do to the rest of the crate stops here:
-//! - It panics where libcuda or a symbol is missing, so `probe` looks for both before its first
-//!   call.
-//! - Printing its result code calls the driver, so `check` turns the code into ours at once.
-//! - Its C enums are Rust enums, and a newer driver may write a number that they lack, so every
-//!   output of a call is received as a plain number; only the returned code is not.
+//! - Its wrappers panic where libcuda or a symbol is missing. `probe` looks for both before the first
+//!   call, and returns an error.
+//! - Its C enums are Rust enums, and a newer driver may give a number that they lack. So every output
+//!   of a call is received as a plain number, and so is the result code: `call!` calls the C function
+//!   itself.
 //! - Its safe layer keeps an error for the next call and joins template and exec, so it is not used.
 
 #![expect(unsafe_code, reason = "calls of the CUDA driver")]
 
+mod call;
 mod exec;
 mod graph;
 mod memory;
@@ -26,6 +27,7 @@ use std::ptr;
 
 use cudarc::driver::sys;
 
+use self::call::call;
 use super::{Driver, failed, next_driver_id};
 use crate::code::{Call, Code};
 use crate::error::{Error, Result};
@@ -50,7 +52,7 @@ impl Cuda {
         let version = probe::version()?;
         // SAFETY: the driver is initialised; the call writes one int, to `count`.
         let count = out(Call::DeviceGet, 0, |count| unsafe {
-            sys::cuDeviceGetCount(count)
+            call!(cuDeviceGetCount(count))
         })?;
         let number = i32::try_from(ordinal)
             .ok()
@@ -61,13 +63,13 @@ impl Cuda {
             })?;
         // SAFETY: the driver is initialised; the call writes one int, to `device`.
         let device = out(Call::DeviceGet, 0, |device| unsafe {
-            sys::cuDeviceGet(device, number)
+            call!(cuDeviceGet(device, number))
         })?;
         // SAFETY: `device` comes from cuDeviceGet; the call writes one pointer, to `context`.
         let context = out(
             Call::PrimaryContextRetain,
             ptr::null_mut(),
-            |context| unsafe { sys::cuDevicePrimaryCtxRetain(context, device) },
+            |context| unsafe { call!(cuDevicePrimaryCtxRetain(context, device)) },
         )?;
         Ok(Self {
             id: next_driver_id(),
@@ -86,7 +88,7 @@ impl Cuda {
         // SAFETY: a `Cuda` exists only once cuInit has succeeded; the call writes one pointer, to
         // `before`.
         let before = out(Call::ContextGetCurrent, ptr::null_mut(), |before| unsafe {
-            sys::cuCtxGetCurrent(before)
+            call!(cuCtxGetCurrent(before))
         })?;
         if before == self.context() {
             return Ok(Entered {
@@ -94,7 +96,7 @@ impl Cuda {
             });
         }
         // SAFETY: the context is retained for the life of the process.
-        let result = unsafe { sys::cuCtxSetCurrent(self.context()) };
+        let result = unsafe { call!(cuCtxSetCurrent(self.context())) };
         check(Call::ContextSetCurrent, result)?;
         Ok(Entered { before })
     }
@@ -130,21 +132,15 @@ impl Drop for Entered {
         if !self.before.is_null() {
             // SAFETY: `before` was current on this thread when we came; a context that was
             // destroyed meanwhile is reported by a code, which nobody here could act on.
-            unsafe { sys::cuCtxSetCurrent(self.before) };
+            unsafe { call!(cuCtxSetCurrent(self.before)) };
         }
     }
 }
 
 /// Return what a call returned, as ours.
 #[inline]
-fn check(call: Call, result: sys::CUresult) -> Result<()> {
-    check_code(call, result as u32)
-}
-
-/// The same for a call that was looked up by name, whose code is a plain number.
-#[inline]
-fn check_code(call: Call, code: u32) -> Result<()> {
-    match code {
+fn check(call: Call, result: u32) -> Result<()> {
+    match result {
         0 => Ok(()),
         code => Err(failed(call, Code(code))),
     }
@@ -152,15 +148,15 @@ fn check_code(call: Call, code: u32) -> Result<()> {
 
 /// Return what a call writes through the pointer that it is given, to `initial` at first.
 #[inline]
-fn out<T>(call: Call, initial: T, run: impl FnOnce(*mut T) -> sys::CUresult) -> Result<T> {
+fn out<T>(call: Call, initial: T, run: impl FnOnce(*mut T) -> u32) -> Result<T> {
     let mut value = initial;
     check(call, run(&raw mut value))?;
     Ok(value)
 }
 
 /// Return the answer of a query: whether earlier work has finished.
-fn finished(call: Call, result: sys::CUresult) -> Result<bool> {
-    match Code(result as u32) {
+fn finished(call: Call, result: u32) -> Result<bool> {
+    match Code(result) {
         Code::NOT_READY => Ok(false),
         _ => check(call, result).map(|()| true),
     }

@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 
 use cudarc::driver::sys;
 
-use super::{check_code, probe};
+use super::{check, probe};
 use crate::code::Call;
 use crate::driver::handle::{ExecHandle, GraphHandle, NodeHandle};
 use crate::driver::spec::{Condition, NodeIds};
@@ -30,11 +30,11 @@ pub(super) unsafe fn node_ids(node: NodeHandle) -> Result<Option<NodeIds>> {
     let raw = node.0 as sys::CUgraphNode;
     let (mut graph, mut local, mut tools) = (ptr::null_mut(), 0, 0);
     // SAFETY: `node` is live by the contract; the call writes one handle, to `graph`.
-    check_code(call, unsafe { graph_of(raw, &raw mut graph) })?;
+    check(call, unsafe { graph_of(raw, &raw mut graph) })?;
     // SAFETY: `node` is live by the contract; the call writes one unsigned int, to `local`.
-    check_code(call, unsafe { local_id(raw, &raw mut local) })?;
+    check(call, unsafe { local_id(raw, &raw mut local) })?;
     // SAFETY: `node` is live by the contract; the call writes 64 bits, to `tools`.
-    check_code(call, unsafe { tools_id(raw, &raw mut tools) })?;
+    check(call, unsafe { tools_id(raw, &raw mut tools) })?;
     let graph = GraphHandle(graph as u64);
     Ok(Some(NodeIds {
         graph,
@@ -54,7 +54,7 @@ pub(super) unsafe fn graph_id(graph: GraphHandle) -> Result<Option<u32>> {
     let mut id = 0;
     // SAFETY: `graph` is live by the contract; the call writes one unsigned int, to `id`.
     let code = unsafe { get(graph.0 as sys::CUgraph, &raw mut id) };
-    check_code(Call::GraphGetId, code)?;
+    check(Call::GraphGetId, code)?;
     Ok(Some(id))
 }
 
@@ -69,7 +69,7 @@ pub(super) unsafe fn exec_id(exec: ExecHandle) -> Result<Option<u32>> {
     let mut id = 0;
     // SAFETY: `exec` is live by the contract; the call writes one unsigned int, to `id`.
     let code = unsafe { get(exec.0 as sys::CUgraphExec, &raw mut id) };
-    check_code(Call::GraphExecGetId, code)?;
+    check(Call::GraphExecGetId, code)?;
     Ok(Some(id))
 }
 
@@ -86,7 +86,7 @@ pub(super) unsafe fn conditional(
     let mut params = NodeParams::default();
     // SAFETY: `node` is live by the contract; the call writes `params`, which has the size and the
     // layout that it expects.
-    check_code(Call::GraphNodeGetParams, unsafe {
+    check(Call::GraphNodeGetParams, unsafe {
         get(node, &raw mut params)
     })?;
     if params.kind != CONDITIONAL || params.bodies.is_null() {
@@ -169,16 +169,16 @@ fn calls() -> &'static Calls {
     static CALLS: OnceLock<Calls> = OnceLock::new();
     CALLS.get_or_init(|| Calls {
         // SAFETY: CUDA declares it so since 13.1.
-        node_graph: unsafe { probe::newer::<NodeGraph>("cuGraphNodeGetContainingGraph") },
+        node_graph: unsafe { probe::symbol::<NodeGraph>("cuGraphNodeGetContainingGraph") },
         // SAFETY: CUDA declares it so since 13.1.
-        node_local_id: unsafe { probe::newer::<NodeLocalId>("cuGraphNodeGetLocalId") },
+        node_local_id: unsafe { probe::symbol::<NodeLocalId>("cuGraphNodeGetLocalId") },
         // SAFETY: CUDA declares it so since 13.1.
-        node_tools_id: unsafe { probe::newer::<NodeToolsId>("cuGraphNodeGetToolsId") },
+        node_tools_id: unsafe { probe::symbol::<NodeToolsId>("cuGraphNodeGetToolsId") },
         // SAFETY: CUDA declares it so since 13.2, with a struct of this size.
-        node_params: unsafe { probe::newer::<NodeGetParams>("cuGraphNodeGetParams") },
+        node_params: unsafe { probe::symbol::<NodeGetParams>("cuGraphNodeGetParams") },
         // SAFETY: CUDA declares it so since 13.1.
-        graph_id: unsafe { probe::newer::<GraphId>("cuGraphGetId") },
+        graph_id: unsafe { probe::symbol::<GraphId>("cuGraphGetId") },
         // SAFETY: CUDA declares it so since 13.1.
-        exec_id: unsafe { probe::newer::<ExecId>("cuGraphExecGetId") },
+        exec_id: unsafe { probe::symbol::<ExecId>("cuGraphExecGetId") },
     })
 }

@@ -9,7 +9,7 @@ use std::ptr;
 use cudarc::driver::sys;
 
 use super::work::{self, Copy3d};
-use super::{check, newer, out, params};
+use super::{call, check, newer, out, params};
 use crate::code::Call;
 use crate::driver::handle::{Address, EventHandle, GraphHandle, NodeHandle};
 use crate::driver::spec::{Dim3, NodeDetail, NodeSpec, WorkSpec};
@@ -42,7 +42,13 @@ pub(super) unsafe fn add(
             // SAFETY: `graph`, `after` and the function are live and the arguments are the
             // kernel's, by the contract; the driver copies parameters and arguments.
             out(Call::GraphAddKernelNode, null, |node| unsafe {
-                sys::cuGraphAddKernelNode_v2(node, graph, first, count, &raw const params)
+                call!(cuGraphAddKernelNode_v2(
+                    node,
+                    graph,
+                    first,
+                    count,
+                    &raw const params
+                ))
             })
         }
         NodeSpec::Work(WorkSpec::Memcpy { dst, src, bytes }) => {
@@ -50,7 +56,14 @@ pub(super) unsafe fn add(
             // SAFETY: `graph` and `after` are live and both sides stay mapped, by the contract; the
             // driver copies the parameters.
             out(Call::GraphAddMemcpyNode, null, |node| unsafe {
-                sys::cuGraphAddMemcpyNode(node, graph, first, count, params.as_raw(), context)
+                call!(cuGraphAddMemcpyNode(
+                    node,
+                    graph,
+                    first,
+                    count,
+                    params.as_raw(),
+                    context
+                ))
             })
         }
         NodeSpec::Work(WorkSpec::Memset {
@@ -63,7 +76,14 @@ pub(super) unsafe fn add(
             // SAFETY: `graph` and `after` are live and `dst` stays mapped, by the contract; the
             // driver copies the parameters.
             out(Call::GraphAddMemsetNode, null, |node| unsafe {
-                sys::cuGraphAddMemsetNode(node, graph, first, count, &raw const params, context)
+                call!(cuGraphAddMemsetNode(
+                    node,
+                    graph,
+                    first,
+                    count,
+                    &raw const params,
+                    context
+                ))
             })
         }
         NodeSpec::Work(WorkSpec::Host(function)) => {
@@ -71,33 +91,39 @@ pub(super) unsafe fn add(
             // SAFETY: `graph` and `after` are live and the caller keeps the function alive as long
             // as the graph or an exec of it, by the contract; the driver copies the parameters.
             out(Call::GraphAddHostNode, null, |node| unsafe {
-                sys::cuGraphAddHostNode(node, graph, first, count, &raw const params)
+                call!(cuGraphAddHostNode(
+                    node,
+                    graph,
+                    first,
+                    count,
+                    &raw const params
+                ))
             })
         }
         NodeSpec::EventRecord(event) => {
             let event = event.0 as sys::CUevent;
             // SAFETY: `graph`, `after` and `event` are live by the contract.
             out(Call::GraphAddEventRecordNode, null, |node| unsafe {
-                sys::cuGraphAddEventRecordNode(node, graph, first, count, event)
+                call!(cuGraphAddEventRecordNode(node, graph, first, count, event))
             })
         }
         NodeSpec::EventWait(event) => {
             let event = event.0 as sys::CUevent;
             // SAFETY: `graph`, `after` and `event` are live by the contract.
             out(Call::GraphAddEventWaitNode, null, |node| unsafe {
-                sys::cuGraphAddEventWaitNode(node, graph, first, count, event)
+                call!(cuGraphAddEventWaitNode(node, graph, first, count, event))
             })
         }
         // SAFETY: `graph` and `after` are live by the contract.
         NodeSpec::Empty => out(Call::GraphAddEmptyNode, null, |node| unsafe {
-            sys::cuGraphAddEmptyNode(node, graph, first, count)
+            call!(cuGraphAddEmptyNode(node, graph, first, count))
         }),
         NodeSpec::Child(child) => {
             let child = child.0 as sys::CUgraph;
             // SAFETY: `graph`, `after` and `child` are live by the contract; the driver copies the
             // child.
             out(Call::GraphAddChildGraphNode, null, |node| unsafe {
-                sys::cuGraphAddChildGraphNode(node, graph, first, count, child)
+                call!(cuGraphAddChildGraphNode(node, graph, first, count, child))
             })
         }
     }?;
@@ -113,7 +139,7 @@ pub(super) unsafe fn detail(node: NodeHandle) -> Result<NodeDetail> {
     // SAFETY: `node` is live by the contract; the call writes a C enum, which has the size of a
     // u32, through `kind`.
     let kind = out(Call::GraphNodeGetType, 0_u32, |kind| unsafe {
-        sys::cuGraphNodeGetType(node, kind.cast())
+        call!(cuGraphNodeGetType(node, kind.cast()))
     })?;
     let call = Call::GraphNodeGetParams;
     match kind {
@@ -122,7 +148,7 @@ pub(super) unsafe fn detail(node: NodeHandle) -> Result<NodeDetail> {
         1 => {
             // SAFETY: `node` is a live memcpy node; `Copy3d` has the layout of what is written.
             let copy = out(call, Copy3d::default(), |copy| unsafe {
-                sys::cuGraphMemcpyNodeGetParams(node, copy.cast())
+                call!(cuGraphMemcpyNodeGetParams(node, copy.cast()))
             })?;
             Ok(NodeDetail::Memcpy {
                 dst: copy.dst.address(),
@@ -134,7 +160,7 @@ pub(super) unsafe fn detail(node: NodeHandle) -> Result<NodeDetail> {
             let empty = work::memset(Address(0), 0, 1, 0)?;
             // SAFETY: `node` is a live memset node; the call writes its parameters.
             let set = out(call, empty, |set| unsafe {
-                sys::cuGraphMemsetNodeGetParams(node, set)
+                call!(cuGraphMemsetNodeGetParams(node, set))
             })?;
             Ok(NodeDetail::Memset {
                 dst: Address(set.dst),
@@ -148,7 +174,7 @@ pub(super) unsafe fn detail(node: NodeHandle) -> Result<NodeDetail> {
         4 => {
             // SAFETY: `node` is a live child-graph node; the call writes one handle.
             let child = out(call, ptr::null_mut(), |child| unsafe {
-                sys::cuGraphChildGraphNodeGetGraph(node, child)
+                call!(cuGraphChildGraphNodeGetGraph(node, child))
             })?;
             Ok(NodeDetail::Child(GraphHandle(child as u64)))
         }
@@ -156,14 +182,14 @@ pub(super) unsafe fn detail(node: NodeHandle) -> Result<NodeDetail> {
         6 => {
             // SAFETY: `node` is a live event-wait node; the call writes one handle.
             let event = out(call, ptr::null_mut(), |event| unsafe {
-                sys::cuGraphEventWaitNodeGetEvent(node, event)
+                call!(cuGraphEventWaitNodeGetEvent(node, event))
             })?;
             Ok(NodeDetail::EventWait(EventHandle(event as u64)))
         }
         7 => {
             // SAFETY: `node` is a live event-record node; the call writes one handle.
             let event = out(call, ptr::null_mut(), |event| unsafe {
-                sys::cuGraphEventRecordNodeGetEvent(node, event)
+                call!(cuGraphEventRecordNodeGetEvent(node, event))
             })?;
             Ok(NodeDetail::EventRecord(EventHandle(event as u64)))
         }
@@ -173,7 +199,7 @@ pub(super) unsafe fn detail(node: NodeHandle) -> Result<NodeDetail> {
             // SAFETY: `node` is a live node that allocates; `AllocParams` has the layout of what is
             // written.
             let params = out(call, AllocParams::default(), |params| unsafe {
-                sys::cuGraphMemAllocNodeGetParams(node, params.cast())
+                call!(cuGraphMemAllocNodeGetParams(node, params.cast()))
             })?;
             Ok(NodeDetail::MemAlloc {
                 address: Address(params.address),
@@ -183,7 +209,7 @@ pub(super) unsafe fn detail(node: NodeHandle) -> Result<NodeDetail> {
         11 => {
             // SAFETY: `node` is a live node that frees; the call writes one address.
             let address = out(call, 0, |address| unsafe {
-                sys::cuGraphMemFreeNodeGetParams(node, address)
+                call!(cuGraphMemFreeNodeGetParams(node, address))
             })?;
             Ok(NodeDetail::MemFree {
                 address: Address(address),
@@ -236,7 +262,7 @@ unsafe fn host_detail(node: sys::CUgraphNode) -> NodeDetail {
     };
     // SAFETY: `node` is a live host node by the contract; the call writes its parameters.
     let params = out(Call::GraphNodeGetParams, empty, |params| unsafe {
-        sys::cuGraphHostNodeGetParams(node, params)
+        call!(cuGraphHostNodeGetParams(node, params))
     });
     match params {
         Ok(params) => NodeDetail::Host {
@@ -274,10 +300,10 @@ unsafe fn kernel_name(function: sys::CUfunction, kernel: sys::CUkernel) -> Optio
     let mut name = ptr::null();
     let result = if !function.is_null() {
         // SAFETY: `function` is live by the contract; the call writes one pointer, to `name`.
-        unsafe { sys::cuFuncGetName(&raw mut name, function) }
+        unsafe { call!(cuFuncGetName(&raw mut name, function)) }
     } else if !kernel.is_null() {
         // SAFETY: `kernel` is live by the contract; the call writes one pointer, to `name`.
-        unsafe { sys::cuKernelGetName(&raw mut name, kernel) }
+        unsafe { call!(cuKernelGetName(&raw mut name, kernel)) }
     } else {
         return None;
     };

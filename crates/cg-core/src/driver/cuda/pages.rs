@@ -6,7 +6,7 @@ use std::ptr;
 
 use cudarc::driver::sys;
 
-use super::{Cuda, check, out, size};
+use super::{Cuda, call, check, out, size};
 use crate::code::Call;
 use crate::driver::PageCalls;
 use crate::driver::handle::{Address, PageHandle};
@@ -30,7 +30,11 @@ impl PageCalls for Cuda {
         // SAFETY: the call reads `properties`, which outlives it, and writes one size, through
         // `bytes`.
         let bytes = out(Call::MemGetAllocationGranularity, 0, |bytes| unsafe {
-            sys::cuMemGetAllocationGranularity(bytes, &raw const properties, minimum)
+            call!(cuMemGetAllocationGranularity(
+                bytes,
+                &raw const properties,
+                minimum
+            ))
         })?;
         Ok(bytes as u64)
     }
@@ -40,7 +44,13 @@ impl PageCalls for Cuda {
         // SAFETY: any hint may be given: where it is not free, the driver chooses; the call writes
         // one address, through `address`.
         let reserved = out(Call::MemAddressReserve, 0, |address| unsafe {
-            sys::cuMemAddressReserve(address, size(bytes), DEFAULT_ALIGNMENT, hint.0, NO_FLAGS)
+            call!(cuMemAddressReserve(
+                address,
+                size(bytes),
+                DEFAULT_ALIGNMENT,
+                hint.0,
+                NO_FLAGS
+            ))
         })?;
         Ok(Address(reserved))
     }
@@ -49,7 +59,7 @@ impl PageCalls for Cuda {
         let Ok(_entered) = self.enter() else { return };
         // SAFETY: `address` comes from cuMemAddressReserve for as many bytes, nothing is mapped
         // there, and this is its only free, by the contract.
-        unsafe { sys::cuMemAddressFree(address.0, size(bytes)) };
+        unsafe { call!(cuMemAddressFree(address.0, size(bytes))) };
     }
 
     fn page_create(&self, bytes: u64) -> Result<PageHandle> {
@@ -58,7 +68,12 @@ impl PageCalls for Cuda {
         // SAFETY: the call reads `properties`, which outlives it, and writes one handle, through
         // `page`.
         let created = out(Call::MemCreate, 0, |page| unsafe {
-            sys::cuMemCreate(page, size(bytes), &raw const properties, NO_FLAGS)
+            call!(cuMemCreate(
+                page,
+                size(bytes),
+                &raw const properties,
+                NO_FLAGS
+            ))
         });
         created
             .map(PageHandle)
@@ -68,14 +83,14 @@ impl PageCalls for Cuda {
     unsafe fn page_release(&self, page: PageHandle) {
         let Ok(_entered) = self.enter() else { return };
         // SAFETY: `page` comes from cuMemCreate and this is its only release, by the contract.
-        unsafe { sys::cuMemRelease(page.0) };
+        unsafe { call!(cuMemRelease(page.0)) };
     }
 
     unsafe fn page_map(&self, address: Address, bytes: u64, page: PageHandle) -> Result<()> {
         let _entered = self.enter()?;
         // SAFETY: `page` is live and has `bytes` bytes by the contract; a range that is not reserved
         // or not free is refused by a code. The offset must be zero.
-        let mapped = unsafe { sys::cuMemMap(address.0, size(bytes), 0, page.0, NO_FLAGS) };
+        let mapped = unsafe { call!(cuMemMap(address.0, size(bytes), 0, page.0, NO_FLAGS)) };
         check(Call::MemMap, mapped)?;
         let access = sys::CUmemAccessDesc {
             location: self.location(),
@@ -83,10 +98,10 @@ impl PageCalls for Cuda {
         };
         // SAFETY: the range was mapped just now; the call reads one descriptor, `access`, which
         // outlives it.
-        let opened = unsafe { sys::cuMemSetAccess(address.0, size(bytes), &raw const access, 1) };
+        let opened = unsafe { call!(cuMemSetAccess(address.0, size(bytes), &raw const access, 1)) };
         check(Call::MemSetAccess, opened).inspect_err(|_| {
             // SAFETY: exactly this range was mapped just now, and no work can have come to use it.
-            unsafe { sys::cuMemUnmap(address.0, size(bytes)) };
+            unsafe { call!(cuMemUnmap(address.0, size(bytes))) };
         })
     }
 
@@ -94,14 +109,14 @@ impl PageCalls for Cuda {
         let Ok(_entered) = self.enter() else { return };
         // SAFETY: one cuMemMap mapped exactly this range, and no work in flight touches it, by the
         // contract.
-        unsafe { sys::cuMemUnmap(address.0, size(bytes)) };
+        unsafe { call!(cuMemUnmap(address.0, size(bytes))) };
     }
 
     unsafe fn host_pin(&self, start: *mut u8, bytes: usize) -> Result<()> {
         let _entered = self.enter()?;
         // SAFETY: the range is one live allocation by the contract; the call changes none of its
         // bytes.
-        let pinned = unsafe { sys::cuMemHostRegister_v2(start.cast(), bytes, 0) };
+        let pinned = unsafe { call!(cuMemHostRegister_v2(start.cast(), bytes, 0)) };
         check(Call::MemHostRegister, pinned)
     }
 
@@ -109,13 +124,13 @@ impl PageCalls for Cuda {
         let Ok(_entered) = self.enter() else { return };
         // SAFETY: cuMemHostRegister_v2 pinned memory from there on, and no copy with it is in
         // flight, by the contract.
-        unsafe { sys::cuMemHostUnregister(start.cast()) };
+        unsafe { call!(cuMemHostUnregister(start.cast())) };
     }
 
     fn synchronize(&self) -> Result<()> {
         let _entered = self.enter()?;
         // SAFETY: our context is current; the call writes nothing of ours.
-        let result = unsafe { sys::cuCtxSynchronize() };
+        let result = unsafe { call!(cuCtxSynchronize()) };
         check(Call::ContextSynchronize, result)
     }
 }

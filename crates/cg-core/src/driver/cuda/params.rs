@@ -9,7 +9,7 @@ use std::slice;
 
 use cudarc::driver::sys;
 
-use super::{check, out};
+use super::{call, check, out};
 use crate::code::Call;
 use crate::driver::handle::NodeHandle;
 use crate::error::Result;
@@ -32,7 +32,7 @@ pub(super) unsafe fn words(node: NodeHandle) -> Result<Vec<u64>> {
     // SAFETY: `node` is live by the contract; the call writes a C enum, which has the size of a
     // u32, through `kind`.
     let kind = out(Call::GraphNodeGetType, 0_u32, |kind| unsafe {
-        sys::cuGraphNodeGetType(node, kind.cast())
+        call!(cuGraphNodeGetType(node, kind.cast()))
     })?;
     if kind != sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_KERNEL as u32 {
         return Ok(Vec::new());
@@ -61,7 +61,7 @@ pub(super) unsafe fn of_kernel(node: sys::CUgraphNode) -> Result<sys::CUDA_KERNE
     let zero: sys::CUDA_KERNEL_NODE_PARAMS = unsafe { mem::zeroed() };
     // SAFETY: `node` is a live kernel node by the contract; the call writes its parameters.
     out(Call::GraphNodeGetParams, zero, |params| unsafe {
-        sys::cuGraphKernelNodeGetParams_v2(node, params)
+        call!(cuGraphKernelNodeGetParams_v2(node, params))
     })
 }
 
@@ -99,11 +99,25 @@ unsafe fn extent(params: &sys::CUDA_KERNEL_NODE_PARAMS, index: usize) -> Option<
     let result = if !params.func.is_null() {
         // SAFETY: the function is live by the contract; the call writes two sizes, to `offset` and
         // to `size`.
-        unsafe { sys::cuFuncGetParamInfo(params.func, index, &raw mut offset, &raw mut size) }
+        unsafe {
+            call!(cuFuncGetParamInfo(
+                params.func,
+                index,
+                &raw mut offset,
+                &raw mut size
+            ))
+        }
     } else if !params.kern.is_null() {
         // SAFETY: the kernel is live by the contract; the call writes two sizes, to `offset` and to
         // `size`.
-        unsafe { sys::cuKernelGetParamInfo(params.kern, index, &raw mut offset, &raw mut size) }
+        unsafe {
+            call!(cuKernelGetParamInfo(
+                params.kern,
+                index,
+                &raw mut offset,
+                &raw mut size
+            ))
+        }
     } else {
         return None;
     };

@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 /// The lowest version that is used: the `cuda-12040` of cudarc's features.
 const NEEDED: u32 = 12040;
 
-/// Every symbol that we call, as cudarc looks it up.
+/// Every symbol that we call, which has the name of its wrapper in cudarc.
 const SYMBOLS: &[&str] = &[
     "cuCtxGetCurrent",
     "cuCtxSetCurrent",
@@ -115,15 +115,15 @@ pub(super) fn version() -> Result<u32> {
     }
 }
 
-/// Return a function that newer drivers have, if this one does.
+/// Return what the driver has under a name, if anything; nothing before [`version`] has succeeded.
 ///
 /// # Safety
-/// In every driver that has it, the function is a `T`.
-pub(super) unsafe fn newer<T: Copy>(symbol: &str) -> Option<T> {
+/// In every driver that has the symbol, it may be taken for a `T`.
+pub(super) unsafe fn symbol<T: Copy>(name: &str) -> Option<T> {
     let probed = PROBED.get()?.as_ref().ok()?;
-    // SAFETY: the symbol is a `T` by the contract, and the library stays open as long as the
-    // process.
-    unsafe { probed.library.get::<T>(symbol) }
+    // SAFETY: the symbol may be taken for a `T` by the contract, and the library stays open as long
+    // as the process.
+    unsafe { probed.library.get::<T>(name) }
         .ok()
         .map(|found| *found)
 }
@@ -156,7 +156,7 @@ fn probe() -> Result<Probed> {
     Ok(Probed { version, library })
 }
 
-/// Open the library that cudarc will open: the first of its names that there is.
+/// Open the first library that there is of the names that cudarc has for it.
 fn open() -> Result<(Library, String)> {
     let names: Vec<String> = ["cuda", "nvcuda"]
         .into_iter()
@@ -218,7 +218,7 @@ fn initialise(library: &Library) -> Result<(), String> {
 mod tests {
     use std::collections::BTreeSet;
 
-    /// A call that is not looked for would panic in cudarc on a driver without it.
+    /// A call that is not looked for would panic on a driver without it.
     #[test]
     fn every_call_is_looked_for() {
         let sources = [
@@ -235,8 +235,8 @@ mod tests {
         ];
         let called: BTreeSet<&str> = sources
             .iter()
-            .flat_map(|source| source.split("sys::").skip(1))
-            .filter(|rest| rest.starts_with("cu"))
+            .flat_map(|source| source.split("call!(").skip(1))
+            .map(str::trim_start)
             .filter_map(|rest| rest.split('(').next())
             .collect();
         assert_eq!(called, super::SYMBOLS.iter().copied().collect());

@@ -7,7 +7,7 @@ use std::{ptr, slice};
 
 use cudarc::driver::sys;
 
-use super::{Cuda, check, finished, out, size, work};
+use super::{Cuda, call, check, finished, out, size, work};
 use crate::code::{Call, Code};
 use crate::driver::handle::{EventHandle, GraphHandle, NodeHandle, StreamHandle};
 use crate::driver::spec::WorkSpec;
@@ -25,7 +25,7 @@ impl StreamCalls for Cuda {
         let _entered = self.enter()?;
         // SAFETY: the call writes one handle, through `stream`.
         let stream = out(Call::StreamCreate, ptr::null_mut(), |stream| unsafe {
-            sys::cuStreamCreate(stream, NON_BLOCKING)
+            call!(cuStreamCreate(stream, NON_BLOCKING))
         })?;
         Ok(StreamHandle(stream as u64))
     }
@@ -33,20 +33,20 @@ impl StreamCalls for Cuda {
     unsafe fn stream_destroy(&self, stream: StreamHandle) {
         let Ok(_entered) = self.enter() else { return };
         // SAFETY: `stream` comes from cuStreamCreate and this is its only destroy, by the contract.
-        unsafe { sys::cuStreamDestroy_v2(stream.0 as sys::CUstream) };
+        unsafe { call!(cuStreamDestroy_v2(stream.0 as sys::CUstream)) };
     }
 
     unsafe fn stream_synchronize(&self, stream: StreamHandle) -> Result<()> {
         let _entered = self.enter()?;
         // SAFETY: `stream` is live by the contract; the call writes nothing of ours.
-        let result = unsafe { sys::cuStreamSynchronize(stream.0 as sys::CUstream) };
+        let result = unsafe { call!(cuStreamSynchronize(stream.0 as sys::CUstream)) };
         check(Call::StreamSynchronize, result)
     }
 
     unsafe fn stream_query(&self, stream: StreamHandle) -> Result<bool> {
         let _entered = self.enter()?;
         // SAFETY: `stream` is live by the contract; the call writes nothing of ours.
-        let result = unsafe { sys::cuStreamQuery(stream.0 as sys::CUstream) };
+        let result = unsafe { call!(cuStreamQuery(stream.0 as sys::CUstream)) };
         finished(Call::StreamQuery, result)
     }
 
@@ -54,7 +54,7 @@ impl StreamCalls for Cuda {
         let _entered = self.enter()?;
         let (stream, event) = (stream.0 as sys::CUstream, event.0 as sys::CUevent);
         // SAFETY: `stream` and `event` are live by the contract; the call writes nothing of ours.
-        let result = unsafe { sys::cuStreamWaitEvent(stream, event, 0) };
+        let result = unsafe { call!(cuStreamWaitEvent(stream, event, 0)) };
         check(Call::StreamWaitEvent, result)
     }
 
@@ -73,7 +73,7 @@ impl StreamCalls for Cuda {
                 // SAFETY: `stream` and the function are live and the arguments are the kernel's, by
                 // the contract; the driver copies the arguments before it returns.
                 let result = unsafe {
-                    sys::cuLaunchKernel(
+                    call!(cuLaunchKernel(
                         function.0 as sys::CUfunction,
                         grid.x,
                         grid.y,
@@ -85,14 +85,14 @@ impl StreamCalls for Cuda {
                         stream,
                         args.as_mut_ptr(),
                         ptr::null_mut(),
-                    )
+                    ))
                 };
                 check(Call::LaunchKernel, result)
             }
             WorkSpec::Memcpy { dst, src, bytes } => {
                 // SAFETY: `stream` is live, and both sides stay mapped for `bytes` until it has
                 // passed the copy, by the contract.
-                let result = unsafe { sys::cuMemcpyAsync(dst.0, src.0, size(*bytes), stream) };
+                let result = unsafe { call!(cuMemcpyAsync(dst.0, src.0, size(*bytes), stream)) };
                 check(Call::MemcpyAsync, result)
             }
             WorkSpec::Memset {
@@ -106,14 +106,14 @@ impl StreamCalls for Cuda {
                 let result = match element_bytes {
                     // SAFETY: `stream` is live, and `dst` stays mapped for `count` bytes until it
                     // has passed the memset, by the contract.
-                    1 => unsafe { sys::cuMemsetD8Async(dst, low, count, stream) },
+                    1 => unsafe { call!(cuMemsetD8Async(dst, low, count, stream)) },
                     2 => {
                         let value = u16::from_le_bytes([low, high]);
                         // SAFETY: as for one byte, with two to an element.
-                        unsafe { sys::cuMemsetD16Async(dst, value, count, stream) }
+                        unsafe { call!(cuMemsetD16Async(dst, value, count, stream)) }
                     }
                     // SAFETY: as for one byte, with four to an element.
-                    4 => unsafe { sys::cuMemsetD32Async(dst, *value, count, stream) },
+                    4 => unsafe { call!(cuMemsetD32Async(dst, *value, count, stream)) },
                     _ => return Err(work::bad_element(*element_bytes)),
                 };
                 check(Call::MemsetAsync, result)
@@ -123,7 +123,7 @@ impl StreamCalls for Cuda {
                 // SAFETY: `stream` is live, and the caller keeps the function alive until it has
                 // passed the call, by the contract; `call_host` only reads it.
                 let result =
-                    unsafe { sys::cuLaunchHostFunc(stream, Some(work::call_host), function) };
+                    unsafe { call!(cuLaunchHostFunc(stream, Some(work::call_host), function)) };
                 check(Call::LaunchHostFunc, result)
             }
         }
@@ -133,7 +133,7 @@ impl StreamCalls for Cuda {
         let _entered = self.enter()?;
         let stream = stream.0 as sys::CUstream;
         // SAFETY: `stream` is live by the contract; the call writes nothing of ours.
-        let result = unsafe { sys::cuStreamBeginCapture_v2(stream, raw_mode(mode)) };
+        let result = unsafe { call!(cuStreamBeginCapture_v2(stream, raw_mode(mode))) };
         check(Call::StreamBeginCapture, result)
     }
 
@@ -142,7 +142,7 @@ impl StreamCalls for Cuda {
         let stream = stream.0 as sys::CUstream;
         // SAFETY: `stream` is live by the contract; the call writes one handle, through `graph`.
         let graph = out(Call::StreamEndCapture, ptr::null_mut(), |graph| unsafe {
-            sys::cuStreamEndCapture(stream, graph)
+            call!(cuStreamEndCapture(stream, graph))
         })?;
         Ok(GraphHandle(graph as u64))
     }
@@ -154,14 +154,14 @@ impl StreamCalls for Cuda {
         // SAFETY: `stream` is live by the contract; the call writes a C enum, which has the size of
         // a u32, through `status`, and a u64 to `id`; the other outputs may be null.
         let status = out(Call::StreamGetCaptureInfo, 0_u32, |status| unsafe {
-            sys::cuStreamGetCaptureInfo_v2(
+            call!(cuStreamGetCaptureInfo_v2(
                 stream,
                 status.cast(),
                 &raw mut id,
                 ptr::null_mut(),
                 ptr::null_mut(),
                 ptr::null_mut(),
-            )
+            ))
         })?;
         Ok(match status {
             0 => CaptureStatus::None,
@@ -179,7 +179,7 @@ impl StreamCalls for Cuda {
         // a u32, through `status`, and one value to each of the others. The edges are asked for
         // because a call without them refuses those that are not of the full kind.
         let status = out(Call::StreamGetCaptureInfo, 0_u32, |status| unsafe {
-            sys::cuStreamGetCaptureInfo_v3(
+            call!(cuStreamGetCaptureInfo_v3(
                 stream,
                 status.cast(),
                 &raw mut id,
@@ -187,7 +187,7 @@ impl StreamCalls for Cuda {
                 &raw mut after,
                 &raw mut edges,
                 &raw mut count,
-            )
+            ))
         })?;
         if status != 1 {
             return Ok(None);
@@ -212,7 +212,7 @@ impl StreamCalls for Cuda {
         let call = Call::ThreadExchangeCaptureMode;
         // SAFETY: the call reads and writes a C enum, which has the size of a u32, through `mode`.
         let before = out(call, raw_mode(mode) as u32, |mode| unsafe {
-            sys::cuThreadExchangeStreamCaptureMode(mode.cast())
+            call!(cuThreadExchangeStreamCaptureMode(mode.cast()))
         })?;
         match before {
             0 => Ok(CaptureMode::Global),
@@ -226,7 +226,7 @@ impl StreamCalls for Cuda {
         let _entered = self.enter()?;
         // SAFETY: the call writes one handle, through `event`.
         let event = out(Call::EventCreate, ptr::null_mut(), |event| unsafe {
-            sys::cuEventCreate(event, DISABLE_TIMING)
+            call!(cuEventCreate(event, DISABLE_TIMING))
         })?;
         Ok(EventHandle(event as u64))
     }
@@ -234,28 +234,28 @@ impl StreamCalls for Cuda {
     unsafe fn event_destroy(&self, event: EventHandle) {
         let Ok(_entered) = self.enter() else { return };
         // SAFETY: `event` comes from cuEventCreate and this is its only destroy, by the contract.
-        unsafe { sys::cuEventDestroy_v2(event.0 as sys::CUevent) };
+        unsafe { call!(cuEventDestroy_v2(event.0 as sys::CUevent)) };
     }
 
     unsafe fn event_record(&self, event: EventHandle, stream: StreamHandle) -> Result<()> {
         let _entered = self.enter()?;
         let (event, stream) = (event.0 as sys::CUevent, stream.0 as sys::CUstream);
         // SAFETY: `event` and `stream` are live by the contract; the call writes nothing of ours.
-        let result = unsafe { sys::cuEventRecord(event, stream) };
+        let result = unsafe { call!(cuEventRecord(event, stream)) };
         check(Call::EventRecord, result)
     }
 
     unsafe fn event_query(&self, event: EventHandle) -> Result<bool> {
         let _entered = self.enter()?;
         // SAFETY: `event` is live by the contract; the call writes nothing of ours.
-        let result = unsafe { sys::cuEventQuery(event.0 as sys::CUevent) };
+        let result = unsafe { call!(cuEventQuery(event.0 as sys::CUevent)) };
         finished(Call::EventQuery, result)
     }
 
     unsafe fn event_synchronize(&self, event: EventHandle) -> Result<()> {
         let _entered = self.enter()?;
         // SAFETY: `event` is live by the contract; the call writes nothing of ours.
-        let result = unsafe { sys::cuEventSynchronize(event.0 as sys::CUevent) };
+        let result = unsafe { call!(cuEventSynchronize(event.0 as sys::CUevent)) };
         check(Call::EventSynchronize, result)
     }
 }
