@@ -20,6 +20,7 @@ __all__ = [
     "HookHandle",
     "Inputs",
     "LastStream",
+    "LentResults",
     "Outputs",
     "PaddedGraph",
     "Pool",
@@ -38,6 +39,7 @@ __all__ = [
     "is_any_busy",
     "is_forked",
     "leave_busy",
+    "lent_memory",
     "register_for_all",
     "require_unforked",
     "set_driver",
@@ -58,6 +60,15 @@ def is_forked() -> bool:
 
 def require_unforked() -> None:
     """Raise in a fork of a process that had used a driver."""
+
+def lent_memory(
+    address: int, nbytes: int, ordinal: int | None, owner: object, pool: Pool | None = None
+) -> object:
+    """Return a DLPack capsule of bytes, which keeps an owner until its last tensor is gone.
+
+    The memory is of ``cuda:ordinal``, or of the host without a number. That of a simulated pool is
+    kept as well.
+    """
 
 def settle_pools() -> None:
     """Give back what torch has released and what could not go back at once."""
@@ -572,6 +583,7 @@ class Entry:
         outputs: tuple[list[Any], object, Callable[[], object] | None] | None,
         last_stream: LastStream | None,
         lock: FunctionLock | None,
+        lent: LentResults | None = None,
         guards: Guards | None = None,
         written: Sequence[tuple[int, int]] = ...,
         is_open: Callable[[], bool] | None = None,
@@ -644,6 +656,20 @@ class LastStream:
         ordinal: int,
         switch: Callable[[int | None, int], object],
     ) -> Self: ...
+
+@final
+class LentResults:
+    """The static results of a pool that callers may have, until a replay overwrites them.
+
+    Args:
+        increment: Increments the versions of the tensors of a list.
+    """
+
+    def __new__(cls, increment: Callable[[list[Any]], object]) -> Self: ...
+    def lend(self, own: object) -> None:
+        """Note a tensor that shares its version with what a caller has got."""
+    def overwrite(self) -> None:
+        """Increment the versions of all that are noted, and forget them."""
 
 @final
 class FunctionLock:

@@ -197,6 +197,12 @@ class Driver(Protocol):
     def is_in_pool(self, tensor: torch.Tensor, handle: Handle) -> bool:
         """Return whether a tensor lies in memory of a living pool."""
 
+    def is_of_device(self, tensor: torch.Tensor) -> bool:
+        """Return whether a tensor lies on the device: on the simulator, in one of its pools."""
+
+    def empty_like(self, tensor: torch.Tensor, handle: Handle) -> torch.Tensor:
+        """Return a tensor without contents in a living pool that no capture is using."""
+
     def poison(self, handle: Handle) -> None:
         """Wait, then set all bytes of a living pool that no block uses to 0xFF, which is NaN."""
 

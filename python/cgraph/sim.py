@@ -182,6 +182,15 @@ class Simulator:
         """Return whether a tensor lies in memory of a living pool."""
         return self.pools.known[handle[0], handle[1]].find(tensor) is not None
 
+    def is_of_device(self, tensor: torch.Tensor) -> bool:
+        """Return whether a tensor lies in a pool of the device."""
+        return any(pool.find(tensor) is not None for pool in self.pools.known.values())
+
+    def empty_like(self, tensor: torch.Tensor, handle: Handle) -> torch.Tensor:
+        """Return a tensor without contents in a living pool."""
+        pool = self.pools.known[handle[0], handle[1]]
+        return pool.tensor(self.current_stream(), torch.empty_like(tensor))
+
     def poison(self, handle: Handle) -> None:
         """Set all bytes of a living pool that no block uses to 0xFF."""
         self.synchronize()

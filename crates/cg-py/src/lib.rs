@@ -19,13 +19,13 @@ mod _core {
     #[pymodule_export]
     use super::device::{
         Block, Capture, CaptureMark, Device, Event, Pool, Sim, Stream, Template, Tracker,
-        begin_and_hand_over, begin_exit, begin_forked, end_broken, is_forked, require_unforked,
-        settle_pools, take_refusal, version,
+        begin_and_hand_over, begin_exit, begin_forked, end_broken, is_forked, lent_memory,
+        require_unforked, settle_pools, take_refusal, version,
     };
     #[pymodule_export]
     use super::dispatch::{
-        Dispatcher, Entry, FunctionLock, LastStream, enter_busy, is_any_busy, leave_busy,
-        set_driver,
+        Dispatcher, Entry, FunctionLock, LastStream, LentResults, enter_busy, is_any_busy,
+        leave_busy, set_driver,
     };
     #[pymodule_export]
     use super::graph::{

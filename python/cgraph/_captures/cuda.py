@@ -107,8 +107,16 @@ class Cuda:
 
     def is_in_pool(self, tensor: torch.Tensor, handle: Handle) -> bool:
         """Return whether a tensor lies in memory of a living pool."""
-        address, segments = tensor.data_ptr(), _torch.pool_segments(handle)
-        return any(0 <= address - one["address"] < one["total_size"] for one in segments)
+        return cuda_pools.has(handle, tensor.data_ptr())
+
+    def is_of_device(self, tensor: torch.Tensor) -> bool:
+        """Return whether a tensor lies on a GPU."""
+        return tensor.is_cuda
+
+    def empty_like(self, tensor: torch.Tensor, handle: Handle) -> torch.Tensor:
+        """Return a tensor without contents in a living pool."""
+        with _torch.allocating_in(tensor.device.index, (handle[0], handle[1])):
+            return torch.empty_like(tensor)
 
     def poison(self, handle: Handle) -> None:
         """Set all bytes of a living pool that no block uses to 0xFF."""

@@ -21,6 +21,7 @@ __all__ = [
     "CudaMemPool",
     "PoolHandle",
     "all_known",
+    "has",
     "known",
     "new_handle",
     "poison",
@@ -146,6 +147,17 @@ def state(handle: Handle) -> PoolState:
         if block["state"].startswith("active")
     ]
     return PoolState([(one["address"], one["total_size"]) for one in segments], blocks)
+
+
+def has(handle: Handle, address: int) -> bool:
+    """Return whether an address lies in a segment of a pool."""
+    mem_pool = known(handle)
+    if mem_pool is not None:
+        segments = mem_pool.segments()
+    else:
+        found = _torch.pool_segments(handle)
+        segments = [(one["address"], one["total_size"]) for one in found]
+    return any(0 <= address - start < size for start, size in segments)
 
 
 def poison(handle: Handle) -> None:

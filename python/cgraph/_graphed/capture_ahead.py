@@ -17,6 +17,7 @@ from cgraph._graphed.observation import Observation
 from cgraph._graphed.observe import observe
 from cgraph._graphed.reasons import fix_for, refused_in_words
 from cgraph._graphed.record import BrokenError
+from cgraph._graphed.recorded import Recorded
 from cgraph._graphed.size_capture import UnlikeError
 from cgraph._operators.rollback import Rollback
 from cgraph._operators.snapshots import RandomSnapshot, storage_snapshot
@@ -59,8 +60,13 @@ def capture_ahead(
         if captured.refusal is not None:
             refusal = captured.refusal
             fix = fix_for(refusal.kind)
+            captured.result = None
+            answers.drop_beside(captured.blocks)
             raise CaptureError(str(Reason(refused_in_words(refusal), refusal.line, fix)))
         if captured.difference is not None:
+            if isinstance(captured.recorded, Recorded):
+                captured.recorded.reset()
+                answers.drop_beside(captured.blocks)
             text = captured.difference.text
             raise CaptureError(
                 f"{answers.name} differs between its first call and its capture: {text}. Make that"

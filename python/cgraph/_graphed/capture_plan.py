@@ -10,6 +10,7 @@ from cgraph import _driver
 from cgraph._graphed.call import Call
 from cgraph._graphed.observation import Observation
 from cgraph._graphed.options import Options
+from cgraph._graphed.static_memory import PoolUse
 
 __all__ = ["CapturePlan"]
 
@@ -24,7 +25,7 @@ class CapturePlan:
         options: The function's options.
         driver: The driver in force.
         pool: The pool of the capture.
-        stream: The stream of the capture.
+        use: The use of the pool of captures without gradients, whose stream captures.
         call: The call.
         before: The observation of the previous call.
         lines: True if the lines of operators are noted.
@@ -35,7 +36,7 @@ class CapturePlan:
     options: Options
     driver: _driver.Driver
     pool: Any
-    stream: Any
+    use: PoolUse
     call: Call
     before: Observation
     lines: bool

@@ -11,6 +11,7 @@ from cgraph._graphed.call import Call
 from cgraph._graphed.guards import Guards
 from cgraph._graphed.recorded import Recorded
 from cgraph._graphed.results import Result
+from cgraph._graphed.static_memory import PoolUse
 from cgraph._graphed.train import Trained
 from cgraph._graphed.writeback import Fed
 from cgraph._torch import tree_unflatten
@@ -23,7 +24,7 @@ def entry_of_graph(
     call: Call,
     guards: Guards,
     lock: _core.FunctionLock,
-    last_stream: _core.LastStream | None,
+    use: PoolUse,
     *,
     is_fresh: bool,
     warn: Callable[[], None],
@@ -35,14 +36,14 @@ def entry_of_graph(
         call: A call of the key.
         guards: The guards of the key.
         lock: The lock that lets one thread at a time replay.
-        last_stream: The stream that the pool was used on last; None if there is only one.
+        use: The use of the pool that the function's calls share.
         is_fresh: True if results get memory of their own.
         warn: Warns that a static result is still held.
     """
     work: Any = recorded.graph
     if recorded.debugged is not None:
         work = recorded.debugged
-    elif recorded.leaves_more or last_stream is None:
+    elif recorded.leaves_more or use.last_stream is None:
         work = Fed(recorded)
     return _core.Entry(
         *call.patterns([_torch.signature(static) for static in recorded.statics]),
@@ -51,8 +52,9 @@ def entry_of_graph(
         guards=guards.native,
         work=work,
         outputs=returned(recorded, recorded.result, is_fresh=is_fresh, warn=warn),
-        last_stream=last_stream,
+        last_stream=use.last_stream,
         lock=lock,
+        lent=use.lent,
         written=recorded.writes,
     )
 
@@ -62,7 +64,7 @@ def entry_of_passes(
     call: Call,
     guards: Guards,
     lock: _core.FunctionLock,
-    last_stream: _core.LastStream | None,
+    use: PoolUse,
 ) -> _core.Entry:
     """Build the entry of a key with gradients, which passes calls on as they are.
 
@@ -71,7 +73,7 @@ def entry_of_passes(
         call: As for :func:`entry_of_graph`.
         guards: Likewise.
         lock: Likewise.
-        last_stream: Likewise.
+        use: Likewise.
     """
     return _core.Entry(
         *call.patterns([_torch.signature(tensor) for tensor in call.tensors]),
@@ -80,7 +82,7 @@ def entry_of_passes(
         guards=guards.native,
         work=trained.debugged or trained.replay,
         outputs=None,
-        last_stream=last_stream,
+        last_stream=use.last_stream,
         lock=lock,
         written=trained.writes,
         is_open=trained.is_open,

@@ -20,6 +20,7 @@ from cgraph._graphed.capture_plan import CapturePlan
 from cgraph._graphed.entry import entry_of_graph, entry_of_passes
 from cgraph._graphed.guards import Change
 from cgraph._graphed.key import Key, Reason
+from cgraph._graphed.left_blocks import BlocksBefore, forget_locals
 from cgraph._graphed.observe import observe
 from cgraph._graphed.one_time_warnings import OneTimeWarnings
 from cgraph._graphed.options import Options
@@ -27,8 +28,8 @@ from cgraph._graphed.pool_lock import PoolBusyError, locked_pool, wait_for_devic
 from cgraph._graphed.reasons import broken_by, fix_for, reason_against, refused_in_words
 from cgraph._graphed.record import BrokenError, Capture, record
 from cgraph._graphed.recorded import Recorded
-from cgraph._graphed.size_capture import record_sized
-from cgraph._graphed.static_memory import StaticMemory
+from cgraph._graphed.size_capture import UnlikeError, record_sized
+from cgraph._graphed.static_memory import PoolUse, StaticMemory
 from cgraph._graphed.train import Trained, train
 from cgraph._graphed.writeback import leave, reason_beside, with_statics
 from cgraph._python.values import is_plain
@@ -165,9 +166,9 @@ class Answers:
         return free.entry
 
     @property
-    def last_stream(self) -> _core.LastStream | None:
-        """The stream that the pool was used on last."""
-        return self.memory.last_stream(_driver.current())
+    def pool_use(self) -> PoolUse:
+        """The use of the pool that calls without gradients share."""
+        return self.memory.pool(_driver.current(), needs_grad=False)[1]
 
     def key_of(self, call: Call) -> tuple[Family, Key, Call]:
         """Return a call's family, its key, which may be new, and the call as its graph takes it."""
@@ -214,7 +215,7 @@ class Answers:
     def plan(self, key: Key, call: Call, *, needs_grad: bool) -> CapturePlan:
         """Make the plan for capturing a call of a key."""
         driver = _driver.current()
-        pool, stream = self.memory.place(driver, needs_grad)
+        pool, use = self.memory.pool(driver, needs_grad)
         assert key.shown is not None
         return CapturePlan(
             self.function,
@@ -222,7 +223,7 @@ class Answers:
             self.options,
             driver,
             pool,
-            stream,
+            use,
             call,
             key.shown,
             lines=key.misses > 0,
@@ -246,27 +247,57 @@ class Answers:
                 statics = self.memory.statics(plan.driver, call.tensors, not needs_grad)
             if needs_grad:
                 return train(plan, statics)
-            return record_sized(plan, statics) if is_sized else record(plan, statics)
+            blocks = BlocksBefore(plan.driver, plan.use.handle) if self._of_pool() else None
+            try:
+                if is_sized:
+                    return record_sized(plan, statics, blocks)
+                captured = record(plan, statics)
+            except BaseException as error:
+                if isinstance(error, UnlikeError | BrokenError) and self.options.on_fail == "eager":
+                    # The locals of the function hold tensors of a capture that has no graph.
+                    forget_locals(error)
+                self.drop_beside(blocks)
+                raise
+            captured.blocks = blocks
+            return captured
+
+    def drop_beside(self, blocks: BlocksBefore | None) -> None:
+        """Drop the graphs of the pool if a tensor is left there from a capture without a graph.
+
+        Their replays would overwrite it: it may lie where they have temporary memory or results.
+
+        Args:
+            blocks: The blocks of the pool before the capture; None if no graph was there.
+        """
+        if blocks is not None and blocks.are_left():
+            for key in self._of_pool():
+                self.keys.drop(key)
+
+    def _of_pool(self) -> list[Key]:
+        """Return the keys whose graphs lie in the pool that calls without gradients share."""
+        return [key for key in self.keys if isinstance(key.recorded, Recorded)]
 
     def hold(self, key: Key, call: Call, captured: Capture) -> None:
         """Let calls of a key be replays of a capture."""
         recorded, shown = captured.recorded, captured.shown
         assert recorded is not None and shown is not None
-        last_stream = self.last_stream
+        use = self.pool_use
         key.shown = shown
         self.warnings.of_places(shown.guards.stopped)
+        if isinstance(recorded, Recorded):
+            recorded.give_up_results()
         if self._debug is not None:
             self._debug(self, key, call, recorded)
         entry: _core.Entry
         if isinstance(recorded, Trained):
-            entry = entry_of_passes(recorded, call, shown.guards, self.lock, last_stream)
+            entry = entry_of_passes(recorded, call, shown.guards, self.lock, use)
         else:
             entry = entry_of_graph(
                 recorded,
                 call,
                 shown.guards,
                 self.lock,
-                last_stream,
+                use,
                 is_fresh=self.options.outputs == "fresh",
                 warn=self.warnings.of_held,
             )
@@ -373,6 +404,7 @@ class Answers:
             key.eager_calls += 1
             self.warnings.of_eager(key, key.reason)
             result = captured.result
+            self.drop_beside(captured.blocks)
             return lambda: result
         recorded, shown = captured.recorded, captured.shown
         assert recorded is not None and shown is not None
@@ -382,6 +414,9 @@ class Answers:
             return self._trained(key, call, captured, args, kwargs, eager)
         leave(recorded, call.tensors, recorded.statics)
         is_fresh = self.options.outputs == "fresh" or captured.difference is not None
+        if not is_fresh:
+            recorded.give_up_results()
+            recorded.result.lend(self.pool_use.lent)
         result = recorded.result.returned(call.tensors, is_fresh=is_fresh)
         if captured.difference is not None:
             self._differs(key, captured)
@@ -424,6 +459,7 @@ class Answers:
         key.was_replayed()
         if isinstance(recorded, Recorded):
             recorded.reset()
+            self.drop_beside(captured.blocks)
         fix = fix_for(difference.text)
         if key.miss(Reason(difference.text, difference.line or user_line(), fix)):
             self.warnings.of_eager(key, key.reason)

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from cgraph import _torch
+from cgraph import _core, _driver, _torch
+from cgraph._captures.footprint import in_blocks
 from cgraph._captures.fresh_results import can_be_fresh
+from cgraph._captures.unowned_memory import unowned_in
+from cgraph._driver import Handle
 from cgraph._graphed.reasons import reason_against_result
 from cgraph._torch import tree_flatten, tree_unflatten
 from cgraph.errors import CaptureError
 
-__all__ = ["Result", "View"]
+__all__ = ["Result", "View", "copy_of"]
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,35 @@ class Result:
         memories = _torch.memories_of(tensors)
         return {_torch.storage_id(one) for one in memories}
 
+    def unowned(self, pool: Handle) -> tuple[Result, int]:
+        """Return the result with leaves that do not own their blocks, and those blocks' bytes.
+
+        The leaves, and what callers get of them, keep the pool alive instead.
+
+        Args:
+            pool: The pool of the graph.
+        """
+        driver = _driver.current()
+        places = [
+            number
+            for number, (leaf, kind) in enumerate(zip(self.leaves, self.kinds, strict=True))
+            if kind == "own" and _torch.can_be_unowned(leaf) and driver.is_in_pool(leaf, pool)
+        ]
+        owned = [self.leaves[place] for place in places]
+        leaves = list(self.leaves)
+        made = unowned_in(driver, pool, owned)
+        for place, leaf in zip(places, made, strict=True):
+            leaves[place] = leaf
+        memories = {_torch.storage_id(one.untyped_storage()): one for one in owned}
+        nbytes = sum(in_blocks(one.untyped_storage().nbytes()) for one in memories.values())
+        return replace(self, leaves=leaves), nbytes
+
+    def lend(self, lent: _core.LentResults) -> None:
+        """Note that a caller gets the leaves that lie in the graph's memory."""
+        for leaf, kind in zip(self.leaves, self.kinds, strict=True):
+            if kind == "own":
+                lent.lend(leaf)
+
     def view(self, number: int) -> View | None:
         """Return the view that makes an ``"input"`` leaf of its argument; None if it is a copy."""
         leaf = self.leaves[number]
@@ -105,10 +137,33 @@ class Result:
             elif kind == "constant":
                 leaves.append(leaf)
             elif kind == "input" or is_fresh:
-                leaves.append(_copied(leaf, copies))
+                leaves.append(copy_of(leaf, copies))
             else:
                 leaves.append(leaf.detach())
         return tree_unflatten(leaves, self.spec)
+
+
+def copy_of(leaf: torch.Tensor, copies: dict[int, torch.Tensor]) -> torch.Tensor:
+    """Copy a tensor; the copies of tensors that share memory share memory, too.
+
+    Args:
+        leaf: The tensor.
+        copies: The copies of whole storages, by the storages' numbers.
+    """
+    if leaf.is_conj() or leaf.is_neg():
+        return leaf.detach().clone()
+    with torch.no_grad(), suppress(RuntimeError):
+        memory = leaf.untyped_storage()
+        number = _torch.storage_id(memory)
+        if number not in copies and leaf.numel() * leaf.element_size() == memory.nbytes():
+            copy = leaf.clone()
+            copies[number] = copy
+            return copy
+        if number in copies and copies[number].nbytes == memory.nbytes():
+            whole = copies[number].untyped_storage()
+            view = torch.empty(0, dtype=leaf.dtype, device=leaf.device)
+            return view.set_(whole, leaf.storage_offset(), leaf.shape, leaf.stride())
+    return leaf.detach().clone()
 
 
 class View:
@@ -192,26 +247,3 @@ def _kind(
     if _torch.storage_id(memory) in copies:
         return "input"
     return "own" if is_made(leaf) else "constant"
-
-
-def _copied(leaf: torch.Tensor, copies: dict[int, torch.Tensor]) -> torch.Tensor:
-    """Copy a tensor; the copies of tensors that share memory share memory, too.
-
-    Args:
-        leaf: The tensor.
-        copies: The copies of whole storages, by the storages' numbers.
-    """
-    if leaf.is_conj() or leaf.is_neg():
-        return leaf.detach().clone()
-    with torch.no_grad(), suppress(RuntimeError):
-        memory = leaf.untyped_storage()
-        number = _torch.storage_id(memory)
-        if number not in copies and leaf.numel() * leaf.element_size() == memory.nbytes():
-            copy = leaf.clone()
-            copies[number] = copy
-            return copy
-        if number in copies and copies[number].nbytes == memory.nbytes():
-            whole = copies[number].untyped_storage()
-            view = torch.empty(0, dtype=leaf.dtype, device=leaf.device)
-            return view.set_(whole, leaf.storage_offset(), leaf.shape, leaf.stride())
-    return leaf.detach().clone()

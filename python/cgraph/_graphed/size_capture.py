@@ -13,6 +13,7 @@ import torch
 from cgraph import _torch
 from cgraph._graphed.call import Call
 from cgraph._graphed.capture_plan import CapturePlan
+from cgraph._graphed.left_blocks import BlocksBefore
 from cgraph._graphed.observation import Observation, guards_of
 from cgraph._graphed.options import Options
 from cgraph._graphed.record import BrokenError, Capture, capturing, frozen_in, graph_of
@@ -47,17 +48,20 @@ def for_sizes(
     return replace(shown, guards=guards, restore=Restore(guards))
 
 
-def record_sized(plan: CapturePlan, statics: list[torch.Tensor]) -> Capture:
+def record_sized(
+    plan: CapturePlan, statics: list[torch.Tensor], blocks: BlocksBefore | None
+) -> Capture:
     """Capture a call and do its work; operators are not noted.
 
     Args:
         plan: The plan; the previous call differs only in numbers of rows.
         statics: The tensors that the graph reads instead of the call's, with the same contents.
+        blocks: The blocks of the pool before; None if it has no other graph.
 
     Raises:
         BrokenError: The capture failed.
         CaptureError: The function changed a guarded value.
-        UnlikeError: The function ran other code, met a break, or found other values.
+        UnlikeError: The function ran other code, met a break, found other values, or left a tensor.
     """
     call, driver, before, began = plan.call, plan.driver, plan.before, time.perf_counter()
     if not before.guards.fit(call.objects):
@@ -97,7 +101,10 @@ def record_sized(plan: CapturePlan, statics: list[torch.Tensor]) -> Capture:
     fits = before.guards.fit(call.objects)
     changes = [] if fits else before.guards.changes(call.objects)
     changed = [one for one in changes if not plan.options.ignores(one.name)]
-    if changed or not before.codes.keys() >= codes.globals.keys():
+    del result
+    recorded.give_up_results()
+    is_like = before.codes.keys() >= codes.globals.keys()
+    if changed or not is_like or (blocks is not None and blocks.are_left()):
         recorded.reset()
         restore.put_back()
         if not changed:

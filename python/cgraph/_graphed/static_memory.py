@@ -1,4 +1,4 @@
-"""Pools, streams and static memory for the captures of a graphed function."""
+"""Pools and static memory for the captures of a graphed function."""
 
 from __future__ import annotations
 
@@ -13,11 +13,43 @@ from cgraph._driver import Driver, Pool
 from cgraph._graphed.call import as_argument
 from cgraph.graphs import graph_pool_handle
 
-__all__ = ["StaticMemory"]
+__all__ = ["PoolUse", "StaticMemory"]
+
+
+class PoolUse:
+    """What all functions that capture into one pool of a device share.
+
+    Attributes:
+        stream: The stream of captures: torch's allocator gives a free block only to the stream that
+            it was allocated on.
+        last_stream: The stream of the last replay; None on the simulator.
+        lent: The static results that callers may have.
+    """
+
+    def __init__(self, driver: Driver, handle: tuple[int, ...]) -> None:
+        self.handle = handle
+        self.stream = driver.new_stream()
+        self.lent = _core.LentResults(_torch.increment_versions)
+        self.last_stream: _core.LastStream | None = None
+        if driver.device_type == "cuda":
+            ordinal = torch.cuda.current_device()
+            device, source = _core.Device.cuda(ordinal), _torch.current_stream_source()
+            self.last_stream = _core.LastStream(device, source, ordinal, _wait_for_last)
+
+    @classmethod
+    def of(cls, driver: Driver, pool: Pool) -> PoolUse:
+        """Return the use of a pool on the current device, made by the first function."""
+        handle = tuple(getattr(pool, "id", pool))
+        name = *_number(driver), *handle
+        use = _uses.get(name)
+        if use is None:
+            # Another thread may make one meanwhile.
+            use = _uses.setdefault(name, cls(driver, handle))
+        return use
 
 
 class StaticMemory:
-    """Pools, streams and static memory of one function.
+    """Pools and static memory of one function.
 
     Args:
         pool: The pool of captures without gradients, if one is given.
@@ -25,34 +57,22 @@ class StaticMemory:
 
     def __init__(self, pool: Pool | None) -> None:
         self._given = pool
-        # Pool and stream of captures without gradients, by device or simulator.
-        self._places: dict[tuple[int, int], tuple[Any, Any]] = {}
-        # The last stream of each device's pool, which other functions may share.
-        self._last_streams: dict[int, _core.LastStream] = {}
+        # The pool of captures without gradients, by device or simulator.
+        self._pools: dict[tuple[int, int], tuple[Any, PoolUse]] = {}
         self._buffers: dict[Hashable, _torch.WeakStorage] = {}
 
-    def place(self, driver: Driver, needs_grad: bool) -> tuple[Any, Any]:
-        """Return the pool and the stream for a capture.
+    def pool(self, driver: Driver, needs_grad: bool) -> tuple[Any, PoolUse]:
+        """Return the pool for a capture, and the use of the pool that the function's calls share.
 
-        Captures without gradients share them. One with gradients has a pool of its own: tensors
-        saved by a forward pass must outlast the replays of other keys until the backward pass.
+        Captures without gradients share it. One with gradients has a pool of its own: tensors saved
+        by a forward pass must outlast the replays of other keys until the backward pass.
         """
         number = _number(driver)
-        if number not in self._places:
+        if number not in self._pools:
             pool = graph_pool_handle() if self._given is None else self._given
-            self._places[number] = pool, driver.new_stream()
-        pool, stream = self._places[number]
-        return (graph_pool_handle() if needs_grad else pool), stream
-
-    def last_stream(self, driver: Driver) -> _core.LastStream | None:
-        """Return the last stream of the pool on the current device; None on the simulator."""
-        if driver.device_type != "cuda":
-            return None
-        ordinal = torch.cuda.current_device()
-        if ordinal not in self._last_streams:
-            pool, _ = self._places[_number(driver)]
-            self._last_streams[ordinal] = _last_stream_of(ordinal, tuple(getattr(pool, "id", pool)))
-        return self._last_streams[ordinal]
+            self._pools[number] = pool, PoolUse.of(driver, pool)
+        pool, use = self._pools[number]
+        return (graph_pool_handle() if needs_grad else pool), use
 
     def statics(
         self, driver: Driver, tensors: Sequence[torch.Tensor], is_shared: bool
@@ -81,8 +101,7 @@ class StaticMemory:
 
     def clear(self) -> None:
         """Forget pools and memory."""
-        self._places.clear()
-        self._last_streams.clear()
+        self._pools.clear()
         self._buffers.clear()
 
     def _first_rows(self, form: Hashable, tensor: torch.Tensor) -> torch.Tensor | None:
@@ -99,26 +118,13 @@ class StaticMemory:
         self._buffers[form] = _torch.WeakStorage(static)
 
 
-_last_streams: weakref.WeakValueDictionary[tuple[int, ...], _core.LastStream] = (
-    weakref.WeakValueDictionary()
-)
+_uses: weakref.WeakValueDictionary[tuple[int, ...], PoolUse] = weakref.WeakValueDictionary()
 
 
 def _number(driver: Driver) -> tuple[int, int]:
     """Return a number that identifies the current device of the driver, which is in force."""
     is_gpu = driver.device_type == "cuda"
     return _driver.number(), torch.cuda.current_device() if is_gpu else 0
-
-
-def _last_stream_of(ordinal: int, handle: tuple[int, ...]) -> _core.LastStream:
-    """Return the last stream of a pool, shared by all functions that use the pool."""
-    last_stream = _last_streams.get((ordinal, *handle))
-    if last_stream is None:
-        source = _torch.current_stream_source()
-        made = _core.LastStream(_core.Device.cuda(ordinal), source, ordinal, _wait_for_last)
-        # Another thread may have made one meanwhile.
-        last_stream = _last_streams.setdefault((ordinal, *handle), made)
-    return last_stream
 
 
 def _wait_for_last(last: int | None, now: int) -> None:

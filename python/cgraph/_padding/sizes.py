@@ -191,12 +191,12 @@ class PaddedSizes:
         recorded, answers = large.recorded, self._answers
         assert recorded is not None and large.shown is not None
         guards, pad = large.shown.guards, self._options.pad
-        last_stream = answers.last_stream
+        use = answers.pool_use
         common: dict[str, Any] = {
             "is_in_order": call.is_in_order,
             "modes": call.mode,
             "guards": guards.native,
-            "last_stream": last_stream,
+            "last_stream": use.last_stream,
             "lock": answers.lock,
             "written": recorded.writes,
         }
@@ -227,6 +227,7 @@ class PaddedSizes:
                     is_fresh=self._options.outputs == "fresh",
                     warn=answers.warnings.of_held,
                 ),
+                lent=use.lent,
                 **common,
             )
         large.padded[identity] = entry

@@ -25,6 +25,7 @@ from cgraph._torch.private_names import TorchDispatchMode as TorchDispatchMode
 from cgraph._torch.private_names import lacks
 from cgraph._torch.tensors import *
 from cgraph._torch.trees import *
+from cgraph._torch.unowned import *
 from cgraph.errors import NoDriverError, TorchError
 
 _NEEDED = (

@@ -7,7 +7,8 @@ import functools
 import inspect
 import sys
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ __all__ = [
     "PoolKeeper",
     "PoolLease",
     "allocated",
+    "allocating_in",
     "allocator",
     "clear_workspaces",
     "empty_cache",
@@ -279,6 +281,17 @@ class PoolLease:
         is_over = torch is None or getattr(torch, "_C", None) is None
         if not is_over and not _core.is_forked():
             self.release()
+
+
+@contextmanager
+def allocating_in(ordinal: int, handle: Handle) -> Iterator[None]:
+    """Let this thread allocate from a pool inside a ``with`` block, outside of captures."""
+    torch._C._cuda_beginAllocateCurrentThreadToPool(ordinal, handle)
+    try:
+        yield
+    finally:
+        torch._C._cuda_endAllocateToPool(ordinal, handle)
+        torch._C._cuda_releasePool(ordinal, handle)
 
 
 def end_routing(ordinal: int, handle: Handle) -> None:

@@ -9,6 +9,7 @@ use super::sim;
 use super::stream::Stream;
 use crate::detach::detached;
 use crate::error::{argument, state};
+use crate::raw;
 
 /// Segments that a set of captures allocates from.
 #[pyclass(frozen, module = "cgraph._core")]
@@ -170,6 +171,22 @@ impl Pool {
         }
         detached(py, || self.core.resume())
     }
+}
+
+/// Return a DLPack capsule of bytes, which keeps an object, and a pool's memory, until its last tensor is
+/// gone. The device is `cuda:ordinal`, or without a number the host.
+#[pyfunction]
+#[pyo3(signature = (address, nbytes, ordinal, owner, pool=None))]
+pub(crate) fn lent_memory<'py>(
+    py: Python<'py>,
+    address: u64,
+    nbytes: i64,
+    ordinal: Option<i32>,
+    owner: Py<PyAny>,
+    pool: Option<&Pool>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let retained = pool.map(|pool| pool.core.retained());
+    raw::lend(py, address, nbytes, ordinal, (owner, retained))
 }
 
 /// A range of simulated device memory, with the host memory behind it.

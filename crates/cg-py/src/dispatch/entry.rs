@@ -8,6 +8,7 @@ use pyo3::{PyTraverseError, PyVisit};
 
 use super::function_lock::{FunctionLock, Locked};
 use super::last_stream::LastStream;
+use super::lent_results::LentResults;
 use super::modes::Mode;
 use super::results::{Results, Returned};
 use crate::arguments::{
@@ -37,6 +38,8 @@ pub(crate) struct Entry {
     is_open: Option<Py<PyAny>>,
     work: Work,
     last_stream: Option<Py<LastStream>>,
+    /// The static results of its pool.
+    lent: Option<Py<LentResults>>,
     /// None where calls are handed on that several threads may make at a time.
     lock: Option<Py<FunctionLock>>,
     replays: AtomicU64,
@@ -77,9 +80,9 @@ impl Entry {
     /// the arguments, and into objects among them. `written` are start and end of each piece of memory
     /// that it writes and that is not its own: no call fits whose tensors lie there. Without `lock`
     /// several threads may make a call at a time. `is_open` tells whether a backward pass may still read what its last call left,
-    /// which the next one would overwrite.
+    /// which the next one would overwrite. `lent` gets to know the static results.
     #[new]
-    #[pyo3(signature = (args, kwargs, *, is_in_order, modes, work, outputs, last_stream, lock, guards=None, written=Vec::new(), is_open=None))]
+    #[pyo3(signature = (args, kwargs, *, is_in_order, modes, work, outputs, last_stream, lock, lent=None, guards=None, written=Vec::new(), is_open=None))]
     #[expect(
         clippy::too_many_arguments,
         reason = "keywords, given once for each capture"
@@ -94,6 +97,7 @@ impl Entry {
         outputs: Option<Returned<'_>>,
         last_stream: Option<Py<LastStream>>,
         lock: Option<Py<FunctionLock>>,
+        lent: Option<Py<LentResults>>,
         guards: Option<Py<Guards>>,
         written: Vec<(u64, u64)>,
         is_open: Option<Py<PyAny>>,
@@ -126,6 +130,7 @@ impl Entry {
             is_open,
             work,
             last_stream,
+            lent,
             lock,
             replays: AtomicU64::new(0),
             eager_calls: AtomicU64::new(0),
@@ -182,6 +187,7 @@ impl Entry {
             Work::Call(call) => visit.call(call)?,
         }
         visit.call(&self.is_open)?;
+        visit.call(&self.lent)?;
         visit.call(&self.last_stream)
     }
 }
@@ -288,8 +294,12 @@ impl Entry {
             Work::Replay(replay, results) => {
                 results.warn_if_held(py)?;
                 let new = results.new_results(py)?;
+                let lent = entry.lent.as_ref().map(Py::get);
+                if let Some(lent) = lent {
+                    lent.overwrite(py)?;
+                }
                 is_eager = replay.run(py, tensors, new.as_ref(), stream)?;
-                results.result(py, tensors, new.as_ref())?
+                results.result(py, tensors, new.as_ref(), lent)?
             }
             Work::Call(call) => call.call(py, args, kwargs)?,
         };

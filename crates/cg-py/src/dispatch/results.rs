@@ -7,6 +7,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple};
 use pyo3::{PyTraverseError, PyVisit};
 
+use super::lent_results::LentResults;
 use crate::arguments::MatchedTensors;
 use crate::error::argument;
 use crate::graph::{FreshResults, NewResults};
@@ -117,14 +118,20 @@ impl Results {
         fresh.map(|fresh| fresh.get().make(py)).transpose()
     }
 
-    /// Return what the call returns.
+    /// Return what the call returns; `lent` gets to know the static ones.
     #[inline]
     pub(crate) fn result(
         &self,
         py: Python<'_>,
         tensors: MatchedTensors<'_, '_>,
         new: Option<&NewResults<'_>>,
+        lent: Option<&LentResults>,
     ) -> PyResult<Py<PyAny>> {
+        for leaf in &self.leaves {
+            if let (Leaf::Static(output), Some(lent)) = (leaf, lent) {
+                lent.lend(output.own.bind(py));
+            }
+        }
         let all = || self.leaves.iter().map(|leaf| leaf.lend(py, tensors, new));
         match &self.build {
             Build::Single => self.leaves[0].lend(py, tensors, new),

@@ -1,0 +1,108 @@
+//! Memory that torch takes from us by DLPack, with what it keeps alive.
+
+use std::ffi::{CStr, c_void};
+
+use cg_core::Retained;
+use dlpack_ffi::{DLDataType, DLDataTypeCode, DLDevice, DLDeviceType, DLManagedTensor, DLTensor};
+use pyo3::ffi::{
+    PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsule_New, PyErr_WriteUnraisable, PyObject,
+};
+use pyo3::prelude::*;
+
+/// The name of a capsule that nobody has taken the memory from yet.
+const NAME: &CStr = c"dltensor";
+
+/// Bytes as DLPack describes them. What takes them calls the deleter when its last tensor is gone.
+#[repr(C)]
+struct Lent {
+    /// The first field: the deleter gets its address, which is that of all.
+    managed: DLManagedTensor,
+    bytes: [i64; 1],
+    stride: [i64; 1],
+    _keeps: (Py<PyAny>, Option<Retained>),
+}
+
+/// Return a capsule of bytes of a GPU, or of the host without an `ordinal`. The memory stays valid as long as
+/// `keeps`, which is held until its last tensor is gone.
+///
+/// # Errors
+/// Python has no memory for it.
+pub(crate) fn lend(
+    py: Python<'_>,
+    address: u64,
+    bytes: i64,
+    ordinal: Option<i32>,
+    keeps: (Py<PyAny>, Option<Retained>),
+) -> PyResult<Bound<'_, PyAny>> {
+    let device_type = match ordinal {
+        Some(_) => DLDeviceType::kDLCUDA,
+        None => DLDeviceType::kDLCPU,
+    };
+    let device = DLDevice {
+        device_type,
+        device_id: ordinal.unwrap_or(0),
+    };
+    let dtype = DLDataType {
+        code: u8::try_from(DLDataTypeCode::kDLUInt.0)?,
+        bits: 8,
+        lanes: 1,
+    };
+    let lent = Box::leak(Box::new(Lent {
+        managed: DLManagedTensor {
+            dl_tensor: DLTensor {
+                data: address as *mut c_void,
+                device,
+                ndim: 1,
+                dtype,
+                shape: std::ptr::null_mut(),
+                strides: std::ptr::null_mut(),
+                byte_offset: 0,
+            },
+            manager_ctx: std::ptr::null_mut(),
+            deleter: Some(take_back),
+        },
+        bytes: [bytes],
+        stride: [1],
+        _keeps: keeps,
+    }));
+    lent.managed.dl_tensor.shape = lent.bytes.as_mut_ptr();
+    lent.managed.dl_tensor.strides = lent.stride.as_mut_ptr();
+    let lent: *mut Lent = lent;
+    // SAFETY: the pointer is not null, the name lives as long as the process, and the interpreter is held.
+    let capsule = unsafe { PyCapsule_New(lent.cast(), NAME.as_ptr(), Some(forget)) };
+    // SAFETY: it is a new reference, or null with an error set.
+    let capsule = unsafe { Bound::from_owned_ptr_or_err(py, capsule) };
+    if capsule.is_err() {
+        // SAFETY: no capsule has it, so that nobody else takes it back.
+        unsafe { take_back(lent.cast()) };
+    }
+    capsule
+}
+
+/// Let go what keeps the memory. Called once, when the last tensor over it is gone, on any thread.
+unsafe extern "C" fn take_back(managed: *mut DLManagedTensor) {
+    // SAFETY: the pointer is that of `lend`, to the first field of a leaked box, and its taker calls this
+    // once.
+    let lent = unsafe { Box::from_raw(managed.cast::<Lent>()) };
+    let mut lent = Some(lent);
+    // A process at its end keeps it: objects of Python's cannot go any more.
+    Python::try_attach(|_| drop(lent.take()));
+    std::mem::forget(lent);
+}
+
+/// End a capsule: without a taker, the memory goes back here.
+unsafe extern "C" fn forget(capsule: *mut PyObject) {
+    // SAFETY: Python calls this with the interpreter held and a capsule of `lend`.
+    if unsafe { PyCapsule_IsValid(capsule, NAME.as_ptr()) } == 0 {
+        return;
+    }
+    // SAFETY: as above.
+    let lent = unsafe { PyCapsule_GetPointer(capsule, NAME.as_ptr()) };
+    if lent.is_null() {
+        // SAFETY: as above.
+        unsafe { PyErr_WriteUnraisable(capsule) };
+        return;
+    }
+    // SAFETY: its name says that nobody has taken it.
+    unsafe { take_back(lent.cast()) };
+}

@@ -1,0 +1,68 @@
+"""Tensors over memory that they do not own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from cgraph import _core
+from cgraph._torch.private_names import of_torch
+from cgraph._torch.tensors import lazy_view, memory_of, storage_id, without_modes
+
+__all__ = ["can_be_unowned", "increment_versions", "unowned"]
+
+
+def can_be_unowned(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor has a class, a layout and memory that :func:`unowned` knows."""
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        return False
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
+        return False
+    memory = memory_of(tensor)
+    return memory is not None and memory.nbytes() > 0
+
+
+def unowned(
+    tensors: Sequence[torch.Tensor], owner: object = None, pool: _core.Pool | None = None
+) -> list[torch.Tensor]:
+    """Return tensors over the memory of others, without owning it and without their history.
+
+    Those of one storage share a storage again. It cannot be resized, and ``record_stream`` of one
+    does nothing. No dispatch mode and no mode of functions sees this.
+
+    Args:
+        tensors: The tensors, each as :func:`can_be_unowned` has found it.
+        owner: Kept until the last tensor over the memory is gone. With None, nothing is kept.
+        pool: A pool whose memory is kept as long as the owner.
+    """
+    storages: dict[tuple[int, bool], torch.UntypedStorage] = {}
+    found = []
+    with without_modes(), of_torch.DisableTorchFunction():
+        for tensor in tensors:
+            memory, is_inference = tensor.untyped_storage(), tensor.is_inference()
+            number = storage_id(memory), is_inference
+            with torch.inference_mode(is_inference):
+                if number not in storages:
+                    storages[number] = _storage(memory, owner, pool)
+                made = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+                place = tensor.storage_offset(), tensor.shape, tensor.stride()
+                made.set_(storages[number], *place)
+                found.append(lazy_view(made, tensor.is_conj(), tensor.is_neg()))
+    return found
+
+
+def _storage(
+    memory: torch.UntypedStorage, owner: object, pool: _core.Pool | None
+) -> torch.UntypedStorage:
+    address, nbytes, device = memory.data_ptr(), memory.nbytes(), memory.device
+    if owner is None:
+        made: torch.UntypedStorage
+        made = of_torch._construct_storage_from_data_pointer(address, device, nbytes)
+        return made
+    capsule = _core.lent_memory(address, nbytes, device.index, owner, pool)
+    return torch.utils.dlpack.from_dlpack(capsule).untyped_storage()
+
+
+increment_versions = of_torch.function("_increment_version")
+"""Tell autograd that the tensors of a list were written to; inference tensors have no version."""
