@@ -33,7 +33,7 @@ from cgraph.cudagraph import CUDAGraph
 from cgraph.cudagraph import end_all as _end_all
 from cgraph.data import export_dot, export_graph_data, graph_data
 from cgraph.errors import CgraphError, CgraphWarning
-from cgraph.graphs import graph, graph_pool_handle, is_current_stream_capturing
+from cgraph.graphs import capture_scope, graph, graph_pool_handle, is_current_stream_capturing
 from cgraph.hooks import (
     register_graph_capture_end_hook,
     register_graph_capture_start_hook,
@@ -53,6 +53,7 @@ __all__ = [
     "MemPool",
     "SegmentedGraph",
     "annotate",
+    "capture_scope",
     "dry_run",
     "eager_break",
     "errors",
@@ -78,6 +79,7 @@ __all__ = [
     "register_graph_replay_start_hook",
     "report",
     "sim",
+    "weak_ref",
 ]
 __version__ = _version()
 
@@ -89,6 +91,7 @@ _ON_FIRST_USE = {
     "graphed": "cgraph.functions",
     "memory": "cgraph.ledger",
     "report": "cgraph.functions",
+    "weak_ref": "cgraph.weak_refs",
 }
 
 if _TYPE_CHECKING:
@@ -98,6 +101,7 @@ if _TYPE_CHECKING:
     from cgraph.functions import graphed, report
     from cgraph.ledger import memory
     from cgraph.segments import SegmentedGraph
+    from cgraph.weak_refs import weak_ref
 else:
 
     def __getattr__(name: str) -> object:

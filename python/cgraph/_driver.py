@@ -194,6 +194,9 @@ class Driver(Protocol):
     def pool_state(self, handle: Handle) -> PoolState:
         """Return the segments and the blocks in use of any living pool."""
 
+    def block_starts(self, handle: Handle) -> set[int]:
+        """Return the addresses of all blocks in use of a pool, as tensors have them."""
+
     def is_in_pool(self, tensor: torch.Tensor, handle: Handle) -> bool:
         """Return whether a tensor lies in memory of a living pool."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
+import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from types import FrameType
@@ -16,6 +17,7 @@ from cgraph._text import short_place
 __all__ = [
     "Place",
     "directories",
+    "forget_locals",
     "is_omitted",
     "levels_to_user",
     "place_of",
@@ -118,3 +120,11 @@ def levels_to_user() -> int:
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(own):
         level, frame = level + 1, frame.f_back
     return level
+
+
+def forget_locals(error: BaseException) -> None:
+    """Let go the locals of all frames that an exception, and those that led to it, came through."""
+    found: BaseException | None = error
+    while found is not None:
+        traceback.clear_frames(found.__traceback__)
+        found = found.__cause__ or found.__context__

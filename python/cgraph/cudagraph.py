@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from cgraph import _core, _driver, data
+from cgraph._captures.capture_scopes import require_thawed
 from cgraph._captures.label_recorder import LabelRecorder
 from cgraph._driver import Captured, Handle, Pool, Recording
 from cgraph._source import levels_to_user
@@ -110,13 +111,15 @@ class CUDAGraph(_core.Graph):
         The capture-start hooks run inside the capture; if one raises, the capture is dropped.
 
         Raises:
-            StateError: The object captures already or holds a graph; call :meth:`reset`.
+            StateError: The object captures already or holds a graph; call :meth:`reset`. Or the
+                pool is closed to captures: see :func:`cgraph.capture_scope`.
             CaptureError: The stream is the default stream or captures already.
             ForeignError: The pool is of another device or driver.
             ArgumentError: The mode is unknown.
         """
         self._require_empty()
         require_mode(capture_error_mode)
+        require_thawed(pool)
         self._driver = _driver.current()
         self._recording = self._driver.begin(
             pool=pool,

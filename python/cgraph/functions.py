@@ -270,7 +270,8 @@ class GraphedFunction(Binding):
     def report(self) -> FunctionReport:
         """Report on the calls of each key."""
         keys = tuple(key.report() for key in self._keys.reported)
-        return FunctionReport(self._name, place_of_function(self._fn), keys)
+        pool_bytes = self._answers.memory.pool_bytes()
+        return FunctionReport(self._name, place_of_function(self._fn), keys, pool_bytes)
 
     def reset(self) -> None:
         """Drop all graphs. Calls capture anew, also after :meth:`freeze`."""

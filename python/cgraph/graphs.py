@@ -8,13 +8,15 @@ Source: https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs
 
 from __future__ import annotations
 
-import gc
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, ClassVar
 
 import torch
 
 from cgraph import _driver, _torch
+from cgraph._captures.capture_scopes import freeze as freeze_pool
+from cgraph._captures.capture_scopes import prepare, prepared
 from cgraph._captures.collector import collections_held_off
 from cgraph._captures.label_recorder import LabelRecorder
 from cgraph._driver import Handle, Pool
@@ -23,7 +25,7 @@ from cgraph.cudagraph import CUDAGraph, require_mode
 from cgraph.errors import ArgumentError, CaptureError, ForeignError, StateError
 from cgraph.labels import parse_config
 
-__all__ = ["graph", "graph_pool_handle", "is_current_stream_capturing"]
+__all__ = ["capture_scope", "graph", "graph_pool_handle", "is_current_stream_capturing"]
 
 
 def is_current_stream_capturing() -> bool:
@@ -34,6 +36,48 @@ def is_current_stream_capturing() -> bool:
 def graph_pool_handle() -> Handle:
     """Return a token of a new memory pool, for the ``pool`` argument of captures that share it."""
     return _driver.current().pool_handle()
+
+
+@contextmanager
+def capture_scope(pool: Pool | None = None, *, freeze: bool = False) -> Iterator[Pool]:
+    """Prepare once for all captures of a ``with`` block, which share a pool.
+
+    A capture waits for the device and gives unused cached memory back before it begins. Here that,
+    and a garbage collection, happens once, before the block; none starts by itself inside.
+    Captures of a block that begin with the largest take what that one takes, if nobody keeps their
+    outputs: see :func:`cgraph.weak_ref`.
+
+    Args:
+        pool: As for :meth:`CUDAGraph.capture_begin`; by default a new one.
+        freeze: Raise :class:`~cgraph.errors.StateError` at any capture into the pool after the
+            block: a server that captures while it serves has a mistake.
+
+    Yields:
+        The pool, to be given to each capture.
+
+    Raises:
+        CaptureError: The current stream captures.
+
+    >>> import torch, cgraph
+    >>> with cgraph.sim.use():
+    ...     x = torch.ones(4)
+    ...     with cgraph.capture_scope(freeze=True) as pool:
+    ...         graphs = [cgraph.CUDAGraph() for _ in range(2)]
+    ...         for graph in graphs:
+    ...             with cgraph.graph(graph, pool=pool):
+    ...                 y = x * 2
+    ...     cgraph.graph(cgraph.CUDAGraph(), pool=pool).__enter__()
+    Traceback (most recent call last):
+    cgraph.errors.StateError: a capture into pool ...
+    """
+    driver = _driver.current()
+    if driver.is_capturing():
+        raise CaptureError("capture_scope() inside a capture: begin it before the first one")
+    pool = driver.pool_handle() if pool is None else pool
+    with prepared(driver):
+        yield pool
+    if freeze:
+        freeze_pool(pool)
 
 
 class graph:
@@ -130,10 +174,7 @@ class graph:
                 "a capture inside another one: captures cannot be nested; end the open one first"
             )
         stream = self._driver.stream(self.capture_stream)
-        self._driver.synchronize()
-        if _torch.wants_gc():
-            gc.collect()
-        self._driver.empty_cache()
+        prepare(self._driver)
         with ExitStack() as entered:
             entered.enter_context(stream)
             entered.enter_context(collections_held_off())

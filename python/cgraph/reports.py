@@ -63,7 +63,7 @@ class KeyReport:
         eager_calls: Number of calls that ran eagerly, including the first one.
         capture_seconds: The duration of all its captures, including instantiation.
         nodes: Number of nodes of the graph.
-        memory_bytes: Of the device: its share of the pool, and the exec.
+        memory_bytes: Of the device: the exec, and with gradients the pool that is its own.
         breaks: The eager breaks of a call, in order.
         frozen: The memory that it reads without a guard: it stays as at the capture.
         fix: The fix of a failed capture, where one is known.
@@ -143,11 +143,14 @@ class FunctionReport(_Shown):
         name: Its name.
         where: The line of its definition.
         keys: The keys of its calls.
+        pool_bytes: Of the device: the pool of all keys without gradients, which use the same
+            memory. It counts for each function that shares it.
     """
 
     name: str
     where: str | None
     keys: tuple[KeyReport, ...]
+    pool_bytes: int = 0
 
     @property
     def captured(self) -> int:
@@ -166,8 +169,8 @@ class FunctionReport(_Shown):
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of the device, for all keys whose bytes are known."""
-        return sum(key.memory_bytes or 0 for key in self.keys)
+        """Bytes of the device: the pool, and those of all keys whose bytes are known."""
+        return self.pool_bytes + sum(key.memory_bytes or 0 for key in self.keys)
 
     def to_dict(self) -> dict[str, Any]:
         """Return all numbers and texts by name, fit for JSON; in seconds and bytes."""
@@ -178,6 +181,7 @@ class FunctionReport(_Shown):
             "replays": self.replays,
             "capture_seconds": self.capture_seconds,
             "memory_bytes": self.memory_bytes,
+            "pool_bytes": self.pool_bytes,
             "keys": [key.to_dict() for key in self.keys],
         }
 

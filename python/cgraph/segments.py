@@ -5,7 +5,6 @@ See :func:`cgraph.eager_break` for an example.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -16,6 +15,7 @@ import torch
 from cgraph import _core, _driver, _torch
 from cgraph._breaks.outer_flows import OuterFlow
 from cgraph._breaks.sessions import Break, Session
+from cgraph._captures.capture_scopes import prepare
 from cgraph._captures.collector import collections_held_off
 from cgraph._captures.fresh_results import FreshFeed, fresh_feed, replay_fresh
 from cgraph._driver import Handle, Pool
@@ -105,7 +105,7 @@ class SegmentedGraph(_core.Segments):
             )
         stream = graph(CUDAGraph()).capture_stream if stream is None else stream
         pool = _driver.current().pool_handle() if pool is None else pool
-        session = Session(stream, pool, capture_error_mode, generators)
+        session = Session(stream, pool, capture_error_mode, generators, gives_up=True)
         return cls._made(session, body, statics)
 
     @classmethod
@@ -180,10 +180,7 @@ class SegmentedGraph(_core.Segments):
         driver, stream = session.driver, session.stream
         before = driver.current_stream()
         context = driver.stream(stream)
-        driver.synchronize()
-        if _torch.wants_gc():
-            gc.collect()
-        driver.empty_cache()
+        prepare(driver, waits=True)
         ordinal = stream.device_index if driver.device_type == "cuda" else None
         random = RandomSnapshot(session.generators, ordinal)
         try:

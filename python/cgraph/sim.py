@@ -178,13 +178,17 @@ class Simulator:
         """Return the segments and the blocks in use of a living pool."""
         return self.pools.known[handle[0], handle[1]].state()
 
+    def block_starts(self, handle: Handle) -> set[int]:
+        """Return the addresses of all blocks in use of a living pool, as tensors have them."""
+        return self.pools.known[handle[0], handle[1]].block_starts()
+
     def is_in_pool(self, tensor: torch.Tensor, handle: Handle) -> bool:
         """Return whether a tensor lies in memory of a living pool."""
-        return self.pools.known[handle[0], handle[1]].find(tensor) is not None
+        return self.pools.known[handle[0], handle[1]].has(tensor)
 
     def is_of_device(self, tensor: torch.Tensor) -> bool:
         """Return whether a tensor lies in a pool of the device."""
-        return any(pool.find(tensor) is not None for pool in self.pools.known.values())
+        return any(pool.has(tensor) for pool in self.pools.known.values())
 
     def empty_like(self, tensor: torch.Tensor, handle: Handle) -> torch.Tensor:
         """Return a tensor without contents in a living pool."""

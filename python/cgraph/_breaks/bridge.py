@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from cgraph import _torch
+from cgraph._captures.pool_blocks import PoolBlocks
 from cgraph._python.values import is_array, is_same, tensors_behind
 from cgraph._torch import tree_flatten, tree_unflatten
 from cgraph.errors import CaptureError
@@ -23,12 +24,15 @@ class Bridge:
     Args:
         name: The break, for errors.
         device_type: Type of device of the tensors that segments can read anew at each replay.
+        blocks: The pool's blocks: results lie in new ones, which are free once nobody of the
+            capture needs them. None: results have memory of their own.
 
     The tensors that stand for its results have no history: gradients get back by that of the break
         itself.
     """
 
-    def __init__(self, name: str, device_type: str) -> None:
+    def __init__(self, name: str, device_type: str, blocks: PoolBlocks | None = None) -> None:
+        self._blocks = blocks
         self._name = name
         self._device_type = device_type
         self._leaves: list[_Constant | _Kept] = []
@@ -110,8 +114,11 @@ class Bridge:
                 f" layout {value.layout}, which cannot be copied into at each replay: return"
                 " strided tensors"
             )
-        kept = _Kept(value)
-        stands, kept.tensor = kept.tensor, kept.tensor.detach()
+        # The copy is not the user's work, whose modes must not see it.
+        with _torch.without_modes():
+            kept = _Kept(value, self._blocks)
+        stands = kept.stands
+        del kept.stands
         return kept, stands
 
     def _error(self, found: str, expected: str) -> CaptureError:
@@ -146,21 +153,30 @@ class _Constant:
 
 
 class _Kept:
-    """A tensor in memory of its own.
+    """A tensor that later results are copied into.
 
     Attributes:
-        tensor: The memory.
+        tensor: The tensor. In a pool it does not own its block.
+        stands: The tensor for the code after the break.
         first: The memory of the first result.
         has_history: True if the first result has a history, which holds it as well.
         is_shared: True if others hold the first result, so that writing to the copy differs.
     """
 
-    def __init__(self, first: torch.Tensor) -> None:
-        self.tensor = (first.detach() if first.requires_grad else first).clone()
+    def __init__(self, first: torch.Tensor, blocks: PoolBlocks | None) -> None:
         self.first = _torch.WeakStorage(first)
         self.has_history = first.requires_grad
+        value = first.detach() if first.requires_grad else first
+        new = None if blocks is None or self.has_history else blocks.new_like(value)
+        if blocks is None or new is None:
+            self.stands = value.clone()
+            self.tensor = self.stands.detach()
+        else:
+            self.stands = new.copy_(value)
+            self.tensor = blocks.without_blocks(new)
         # Autograd holds results as well; other holders cannot be told apart then.
-        self._is_known = not first.is_inference()
+        self._written = None if first.is_inference() else _torch.sharing_version(self.stands)
+        self._version = 0 if self._written is None else self._written._version
         self.is_shared = False
 
     def put(self, value: Any) -> str | None:
@@ -176,7 +192,7 @@ class _Kept:
 
     def is_written(self) -> bool:
         """True if an operator has written to the memory."""
-        return self._is_known and self.tensor._version > 0
+        return self._written is not None and self._written._version > self._version
 
 
 def _storage(tensor: torch.Tensor) -> int | None:

@@ -119,6 +119,11 @@ class Flow(ABC):
             )
         return result
 
+    @property
+    def is_connected(self) -> bool:
+        """True if gradients get back through the first call, or may begin at its arguments."""
+        return bool(self._connected) or any(index is not None for index in self._indices)
+
     def connected(self, result: Any) -> Any:
         """Return the first result for the code after the break, with the node in its history.
 

@@ -15,6 +15,7 @@ from cgraph._breaks.flows import Flow
 from cgraph._breaks.forks import Forks
 from cgraph._breaks.inner_flows import InnerFlow
 from cgraph._breaks.modes import Modes
+from cgraph._captures.pool_blocks import PoolBlocks
 from cgraph._captures.sim_pools import SimMemPool
 from cgraph._driver import Pool, Recording
 from cgraph._source import user_line
@@ -40,6 +41,8 @@ class Session:
         may_be_empty: True if a capture of nothing is not a mistake.
         runs: True if segments and breaks run as soon as they are captured. Otherwise breaks have
             stand-ins.
+        gives_up: True if breaks own no block of the pool: neither those of their arguments nor
+            those of the results for later segments, except where gradients get through.
 
     Attributes:
         driver: The driver in force.
@@ -61,6 +64,7 @@ class Session:
         *,
         may_be_empty: bool = False,
         runs: bool = True,
+        gives_up: bool = False,
     ) -> None:
         self.driver = _driver.current()
         self.stream = stream
@@ -79,6 +83,7 @@ class Session:
         self._around = in_break or nullcontext
         self._may_be_empty = may_be_empty
         self._runs = runs
+        self._blocks = PoolBlocks(self.driver, pool) if gives_up else None
         self._modes_outside = self._modes_inside = _torch.mode_count()
 
     def begin(self, statics: Sequence[torch.Tensor] = ()) -> None:
@@ -91,6 +96,8 @@ class Session:
             segment.register_generator_state(generator)
         segment.capture_begin(pool=self._pool, capture_error_mode=self._mode)
         self._open, self._last = segment, segment._recording
+        if self._blocks is not None and self._last is not None:
+            self._blocks.token = self._last.pool
         # Where nothing runs, the results of earlier work are not read yet.
         self._keep_contents(not self._runs or bool(self._steps))
         self._modes_inside = _torch.mode_count()
@@ -153,7 +160,7 @@ class Session:
         # Whether or not gradients are recorded here, the break may record its own.
         flow = self._flow(work, user_line() or "", given, self)
         self.flows.append(flow)
-        return Break(self.driver, work, given, streams, flow)
+        return Break(self.driver, work, given, streams, flow, self._blocks)
 
     def finish(self, results: Sequence[torch.Tensor] = ()) -> list[CUDAGraph | Break]:
         """End the last segment, which copies these results; return the steps of a replay."""
@@ -245,6 +252,7 @@ class Break:
         arguments: Its positional and keyword arguments.
         streams: The side streams of the capture until now.
         flow: The flow of gradients through it; None if they do not get back.
+        blocks: The pool's blocks, of which it owns none; None if it owns what it has.
 
     Attributes:
         title: Its name, and the line that called it.
@@ -257,6 +265,7 @@ class Break:
         arguments: tuple[Any, Any],
         streams: tuple[Any, ...],
         flow: Flow | None = None,
+        blocks: PoolBlocks | None = None,
     ) -> None:
         self.title = f"{work.name} ({user_line()})"
         self._driver = driver
@@ -266,7 +275,8 @@ class Break:
         self._streams = streams
         self._modes = Modes.now(driver.device_type)
         self._flow = flow
-        self._bridge = Bridge(f"the break {self.title}", driver.device_type)
+        self._blocks = blocks
+        self._bridge = Bridge(f"the break {self.title}", driver.device_type, blocks)
 
     @property
     def arguments(self) -> tuple[Any, Any]:
@@ -287,6 +297,10 @@ class Break:
         # Replays neither need the capture's history nor may extend it.
         if any(_has_history(leaf) for leaf in tree_iter(self._arguments)):
             self._arguments = tree_map(_without_history, self._arguments)
+        elif self._blocks is not None and not (self._flow is not None and self._flow.is_connected):
+            # Each replay comes here before work that takes the memory of the arguments.
+            self._arguments = self._blocks.without_blocks(self._arguments)
+        self._blocks = None
         return result
 
     def stand_in(self) -> Any:

@@ -105,6 +105,10 @@ class Cuda:
         """Return the segments and the blocks in use of any living pool."""
         return cuda_pools.state(handle)
 
+    def block_starts(self, handle: Handle) -> set[int]:
+        """Return the addresses of all blocks in use of a pool."""
+        return {start for start, _ in cuda_pools.state(handle).blocks}
+
     def is_in_pool(self, tensor: torch.Tensor, handle: Handle) -> bool:
         """Return whether a tensor lies in memory of a living pool."""
         return cuda_pools.has(handle, tensor.data_ptr())

@@ -90,9 +90,6 @@ class SimMemPool(MemPool):
         address = tensor.untyped_storage().data_ptr()
         segment = self._segment(address)
         if segment is None:
-            self._refresh()
-            segment = self._segment(address)
-        if segment is None:
             return None
         offset = address - segment.data_ptr() + tensor.storage_offset() * tensor.element_size()
         # Replays write to it outside of the mode that the capture may be in.
@@ -103,6 +100,10 @@ class SimMemPool(MemPool):
                 tensor.shape,
                 tensor.stride(),
             )
+
+    def has(self, tensor: torch.Tensor) -> bool:
+        """Return whether a tensor lies in a segment."""
+        return self._segment(tensor.untyped_storage().data_ptr()) is not None
 
     def sizes(self) -> PoolSizes:
         """Return its segments and blocks in numbers."""
@@ -118,6 +119,15 @@ class SimMemPool(MemPool):
     def state(self) -> PoolState:
         """Return its segments and the blocks in use."""
         return PoolState(self.segments(), list(self._blocks.items()))
+
+    def block_starts(self) -> set[int]:
+        """Return where its blocks in use are for tensors."""
+        return {
+            segment.host_address + start - segment.address
+            for segment in self._core.segments()
+            for start in self._blocks
+            if 0 <= start - segment.address < segment.nbytes
+        }
 
     def poison(self) -> None:
         """Set all bytes that no block uses to 0xFF."""
@@ -150,6 +160,13 @@ class SimMemPool(MemPool):
             self._events.append(Event(action, address, size))
 
     def _segment(self, address: int) -> torch.Tensor | None:
+        found = self._known_segment(address)
+        if found is None:
+            self._refresh()
+            found = self._known_segment(address)
+        return found
+
+    def _known_segment(self, address: int) -> torch.Tensor | None:
         place = bisect.bisect_right(self._starts, address) - 1
         if place < 0:
             return None

@@ -12,6 +12,7 @@ import torch
 from cgraph import _core, _driver, _torch
 from cgraph._autograd.pinned import PINNED, Pinned
 from cgraph._captures.busy import busy
+from cgraph._captures.pool_blocks import PoolBlocks
 from cgraph._explanation.findings import KINDS, fix_of
 from cgraph._graphed.arguments import Arguments
 from cgraph._graphed.cache import Family, Keys
@@ -20,7 +21,6 @@ from cgraph._graphed.capture_plan import CapturePlan
 from cgraph._graphed.entry import entry_of_graph, entry_of_passes
 from cgraph._graphed.guards import Change
 from cgraph._graphed.key import Key, Reason
-from cgraph._graphed.left_blocks import BlocksBefore, forget_locals
 from cgraph._graphed.observe import observe
 from cgraph._graphed.one_time_warnings import OneTimeWarnings
 from cgraph._graphed.options import Options
@@ -33,7 +33,7 @@ from cgraph._graphed.static_memory import PoolUse, StaticMemory
 from cgraph._graphed.train import Trained, train
 from cgraph._graphed.writeback import leave, reason_beside, with_statics
 from cgraph._python.values import is_plain
-from cgraph._source import place_of, user_line
+from cgraph._source import forget_locals, place_of, user_line
 from cgraph._text import first_line
 from cgraph.errors import (
     ArgumentError,
@@ -247,7 +247,7 @@ class Answers:
                 statics = self.memory.statics(plan.driver, call.tensors, not needs_grad)
             if needs_grad:
                 return train(plan, statics)
-            blocks = BlocksBefore(plan.driver, plan.use.handle) if self._of_pool() else None
+            blocks = PoolBlocks(plan.driver, plan.pool) if self._of_pool() else None
             try:
                 if is_sized:
                     return record_sized(plan, statics, blocks)
@@ -261,7 +261,7 @@ class Answers:
             captured.blocks = blocks
             return captured
 
-    def drop_beside(self, blocks: BlocksBefore | None) -> None:
+    def drop_beside(self, blocks: PoolBlocks | None) -> None:
         """Drop the graphs of the pool if a tensor is left there from a capture without a graph.
 
         Their replays would overwrite it: it may lie where they have temporary memory or results.

@@ -15,11 +15,11 @@ import torch
 from cgraph import _torch
 from cgraph._breaks.sessions import Session
 from cgraph._captures.collector import collections_held_off
+from cgraph._captures.pool_blocks import PoolBlocks
 from cgraph._driver import Driver, Handle
 from cgraph._graphed.call import dense_like
 from cgraph._graphed.capture_plan import CapturePlan
 from cgraph._graphed.leaf_gradients import LeafGradients, detached
-from cgraph._graphed.left_blocks import BlocksBefore
 from cgraph._graphed.observation import Observation
 from cgraph._graphed.pool_lock import wait_for_device
 from cgraph._graphed.recorded import Recorded
@@ -68,7 +68,7 @@ class Capture:
     shown: Observation | None
     difference: Difference | None
     refusal: Refusal | None
-    blocks: BlocksBefore | None = None
+    blocks: PoolBlocks | None = None
 
 
 class BrokenError(Exception):
@@ -218,6 +218,7 @@ def capturing(
                 plan.before.generators,
                 at_break=at_break,
                 may_be_empty=True,
+                gives_up=plan.before.has_breaks,
             )
             with session.forks.watched():
                 yield session

@@ -59,13 +59,10 @@ class Recorded:
         self.gradients = LeafGradients()
         self.frozen: tuple[str, ...] = ()
         self.seconds = seconds
-        # Bytes of the results, once their memory is given up.
-        self._given_up: int | None = None
 
     def give_up_results(self) -> None:
         """Let captures to come use the memory of the results, which each replay fills anew."""
-        if self._given_up is None:
-            self.result, self._given_up = self.result.unowned(self.pool)
+        self.result = self.result.unowned(self.pool)
 
     @property
     def outputs(self) -> list[Any]:
@@ -158,9 +155,8 @@ class Recorded:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of the device that the graph holds in its pool and for its exec."""
-        memory = self.graph.memory()
-        return max(0, memory.held - (self._given_up or 0)) + memory.exec
+        """Bytes of the device for its exec."""
+        return self.graph.memory().exec
 
     @property
     def leaves_more(self) -> bool:

@@ -10,9 +10,8 @@ from typing import Any
 import torch
 
 from cgraph import _core, _driver, _torch
-from cgraph._captures.footprint import in_blocks
 from cgraph._captures.fresh_results import can_be_fresh
-from cgraph._captures.unowned_memory import unowned_in
+from cgraph._captures.pool_blocks import unowned_in
 from cgraph._driver import Handle
 from cgraph._graphed.reasons import reason_against_result
 from cgraph._torch import tree_flatten, tree_unflatten
@@ -82,8 +81,8 @@ class Result:
         memories = _torch.memories_of(tensors)
         return {_torch.storage_id(one) for one in memories}
 
-    def unowned(self, pool: Handle) -> tuple[Result, int]:
-        """Return the result with leaves that do not own their blocks, and those blocks' bytes.
+    def unowned(self, pool: Handle) -> Result:
+        """Return the result with leaves that do not own their blocks.
 
         The leaves, and what callers get of them, keep the pool alive instead.
 
@@ -96,14 +95,11 @@ class Result:
             for number, (leaf, kind) in enumerate(zip(self.leaves, self.kinds, strict=True))
             if kind == "own" and _torch.can_be_unowned(leaf) and driver.is_in_pool(leaf, pool)
         ]
-        owned = [self.leaves[place] for place in places]
         leaves = list(self.leaves)
-        made = unowned_in(driver, pool, owned)
+        made = unowned_in(driver, pool, [leaves[place] for place in places])
         for place, leaf in zip(places, made, strict=True):
             leaves[place] = leaf
-        memories = {_torch.storage_id(one.untyped_storage()): one for one in owned}
-        nbytes = sum(in_blocks(one.untyped_storage().nbytes()) for one in memories.values())
-        return replace(self, leaves=leaves), nbytes
+        return replace(self, leaves=leaves)
 
     def lend(self, lent: _core.LentResults) -> None:
         """Note that a caller gets the leaves that lie in the graph's memory."""

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from cgraph import _torch
+from cgraph._captures.pool_blocks import PoolBlocks
 from cgraph._graphed.call import Call
 from cgraph._graphed.capture_plan import CapturePlan
-from cgraph._graphed.left_blocks import BlocksBefore
 from cgraph._graphed.observation import Observation, guards_of
 from cgraph._graphed.options import Options
 from cgraph._graphed.record import BrokenError, Capture, capturing, frozen_in, graph_of
@@ -49,7 +49,7 @@ def for_sizes(
 
 
 def record_sized(
-    plan: CapturePlan, statics: list[torch.Tensor], blocks: BlocksBefore | None
+    plan: CapturePlan, statics: list[torch.Tensor], blocks: PoolBlocks | None
 ) -> Capture:
     """Capture a call and do its work; operators are not noted.
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from cgraph import _core, _driver, _torch
-from cgraph._driver import Driver, Pool
+from cgraph._driver import Driver, Handle, Pool
 from cgraph._graphed.call import as_argument
 from cgraph.graphs import graph_pool_handle
 
@@ -17,7 +17,7 @@ __all__ = ["PoolUse", "StaticMemory"]
 
 
 class PoolUse:
-    """What all functions that capture into one pool of a device share.
+    """The use of one pool of a device, shared by all functions that capture into it.
 
     Attributes:
         stream: The stream of captures: torch's allocator gives a free block only to the stream that
@@ -26,8 +26,8 @@ class PoolUse:
         lent: The static results that callers may have.
     """
 
-    def __init__(self, driver: Driver, handle: tuple[int, ...]) -> None:
-        self.handle = handle
+    def __init__(self, driver: Driver, handle: Handle) -> None:
+        self._driver, self._handle = driver, handle
         self.stream = driver.new_stream()
         self.lent = _core.LentResults(_torch.increment_versions)
         self.last_stream: _core.LastStream | None = None
@@ -36,10 +36,18 @@ class PoolUse:
             device, source = _core.Device.cuda(ordinal), _torch.current_stream_source()
             self.last_stream = _core.LastStream(device, source, ordinal, _wait_for_last)
 
+    def nbytes(self) -> int:
+        """Return the device's bytes in the pool."""
+        mem_pool = self._driver.mem_pool(self._handle)
+        if mem_pool is not None:
+            return mem_pool.stats()["mapped"]
+        return self._driver.pool_state(self._handle).reserved
+
     @classmethod
     def of(cls, driver: Driver, pool: Pool) -> PoolUse:
         """Return the use of a pool on the current device, made by the first function."""
-        handle = tuple(getattr(pool, "id", pool))
+        token: Any = getattr(pool, "id", pool)
+        handle: Handle = (token[0], token[1])
         name = *_number(driver), *handle
         use = _uses.get(name)
         if use is None:
@@ -98,6 +106,10 @@ class StaticMemory:
             needs_grad = tensor.requires_grad and (tensor.is_leaf or not is_shared)
             found.append(as_argument(static, tensor, needs_grad))
         return found
+
+    def pool_bytes(self) -> int:
+        """Return the device's bytes in the pool of captures without gradients."""
+        return sum(use.nbytes() for _, use in self._pools.values())
 
     def clear(self) -> None:
         """Forget pools and memory."""

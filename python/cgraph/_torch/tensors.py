@@ -49,6 +49,7 @@ __all__ = [
     "place_of",
     "saved_by",
     "sequence_of",
+    "sharing_version",
     "span_of",
     "storage_id",
     "take_mode_away",
@@ -379,6 +380,13 @@ def lazy_view(tensor: torch.Tensor, conjugate: bool, negative: bool) -> torch.Te
     if conjugate:
         tensor = tensor.conj()
     return torch._neg_view(tensor) if negative else tensor
+
+
+def sharing_version(tensor: torch.Tensor) -> torch.Tensor:
+    """Return an empty tensor whose version is that of another one, without its memory."""
+    made = tensor.detach()
+    made.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return made
 
 
 def generator_among(args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Generator | None:

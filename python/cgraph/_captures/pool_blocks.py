@@ -1,0 +1,75 @@
+"""Blocks of a pool that a capture gives up, so that others use them, or that somebody keeps."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from cgraph import _torch
+from cgraph._driver import Driver, Handle
+from cgraph._torch import tree_flatten, tree_unflatten
+
+__all__ = ["PoolBlocks", "unowned_in"]
+
+
+def unowned_in(driver: Driver, pool: Handle, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return tensors over the memory of others in a pool, which keep the pool and no block of it.
+
+    Args:
+        driver: The driver of the pool.
+        pool: The token of the pool, as its captures have it: it keeps the pool alive.
+        tensors: The tensors, each as ``_torch.can_be_unowned`` has found it.
+    """
+    mem_pool = driver.mem_pool(pool)
+    core: Any = None if mem_pool is None else mem_pool._core
+    return _torch.unowned(tensors, pool, core)
+
+
+class PoolBlocks:
+    """The blocks of a pool that are in use at one moment, and those since.
+
+    Args:
+        driver: The driver in force.
+        pool: The pool, as captures are given it.
+
+    Attributes:
+        token: The pool's token; tensors keep it that do not own their blocks.
+    """
+
+    def __init__(self, driver: Driver, pool: Any) -> None:
+        self._driver = driver
+        self.token: Handle = getattr(pool, "id", pool)
+        self._before = driver.block_starts(self.token)
+
+    def are_left(self) -> bool:
+        """Return whether others are in use now, which are no garbage either."""
+        if self._driver.block_starts(self.token) <= self._before:
+            return False
+        gc.collect()
+        return not self._driver.block_starts(self.token) <= self._before
+
+    def new_like(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """Return a tensor without contents in a new block; None if none like this can be there."""
+        if not _torch.can_be_unowned(tensor) or tensor.is_conj() or tensor.is_neg():
+            return None
+        if tensor.device != self._driver.current_stream().device:
+            return None
+        return self._driver.empty_like(tensor, self.token)
+
+    def without_blocks(self, tree: Any) -> Any:
+        """Return a tree whose tensors in blocks since that moment do not own these."""
+        leaves, spec = tree_flatten(tree)
+        places = [place for place, leaf in enumerate(leaves) if self._is_since(leaf)]
+        made = unowned_in(self._driver, self.token, [leaves[place] for place in places])
+        for place, leaf in zip(places, made, strict=True):
+            leaves[place] = leaf
+        return tree_unflatten(leaves, spec)
+
+    def _is_since(self, leaf: Any) -> bool:
+        if not isinstance(leaf, torch.Tensor) or not _torch.can_be_unowned(leaf):
+            return False
+        start = leaf.untyped_storage().data_ptr()
+        return start not in self._before and self._driver.is_in_pool(leaf, self.token)
