@@ -66,9 +66,11 @@ def capture_scope(pool: Pool | None = None, *, freeze: bool = False) -> Iterator
     ...         for graph in graphs:
     ...             with cgraph.graph(graph, pool=pool):
     ...                 y = x * 2
-    ...     cgraph.graph(cgraph.CUDAGraph(), pool=pool).__enter__()
-    Traceback (most recent call last):
-    cgraph.errors.StateError: a capture into pool ...
+    ...     try:
+    ...         cgraph.graph(cgraph.CUDAGraph(), pool=pool).__enter__()
+    ...     except cgraph.CgraphError as error:
+    ...         print(type(error).__name__)
+    StateError
     """
     driver = _driver.current()
     if driver.is_capturing():

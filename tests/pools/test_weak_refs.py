@@ -1,0 +1,162 @@
+"""`weak_ref`: tensors over memory of a pool that own none of it; row 2-47, traps T149, T150, T156."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import cgraph
+from cgraph import MemPool, _torch, weak_ref
+from cgraph.errors import ArgumentError
+from lab import CudaLab, Lab, fresh
+from pools import MIB, capture
+
+
+class Owner:
+    """What a tensor may keep."""
+
+
+def of_device(lab: Lab, *shape: int) -> tuple[Tensor, Any]:
+    """Return a tensor that a graph has computed in a pool, and what keeps the pool."""
+    x = fresh(lab, *shape)
+    graph, y = capture(lambda: x * 2, MemPool())
+    graph.replay()
+    return y, (graph, x)
+
+
+def test_outputs_of_which_only_weak_references_are_left_lie_where_later_captures_write(
+    lab: Lab,
+) -> None:
+    pool, kept = MemPool(), []
+    for rows in (8, 4, 2, 1):
+        x = fresh(lab, rows, MIB)
+        graph, y = capture(lambda x=x: x * 2, pool)
+        kept.append((graph, x, weak_ref(y)))
+        del y
+    assert pool.stats()["reserved"] == 8 * 4 * MIB
+    for graph, x, y in [*kept, *reversed(kept)]:
+        x.normal_()
+        graph.replay()
+        assert torch.equal(y, x * 2)
+
+
+def test_the_last_output_can_be_given_up_inside_of_the_capture(lab: Lab) -> None:
+    """Trap T149."""
+    pool, x = MemPool(), fresh(lab, MIB)
+    graph = cgraph.CUDAGraph()
+    with cgraph.graph(graph, pool=pool):
+        y = weak_ref(x * 2)
+    before = pool.stats()["reserved"]
+    other, z = capture(lambda: x * 3, pool)
+    assert pool.stats()["reserved"] == before
+    graph.replay()
+    assert torch.equal(y, x * 2)
+    other.replay()
+    assert torch.equal(z, x * 3)
+
+
+def test_a_tree_keeps_its_form_and_what_is_no_tensor_of_the_device(lab: Lab) -> None:
+    """Traps T150 and T156."""
+    y, _keeps = of_device(lab, 4, 2)
+    host, empty = torch.ones(2), y[:0]
+    found = weak_ref({"y": [y, 3, "text"], "host": (host, None), "empty": empty})
+    assert found["y"][1:] == [3, "text"]
+    assert found["host"][0] is host
+    assert found["host"][1] is None
+    assert found["empty"] is empty
+    assert torch.equal(found["y"][0], y)
+    assert found["y"][0].data_ptr() == y.data_ptr()
+
+
+def test_tensors_that_share_memory_share_it_again(lab: Lab) -> None:
+    y, _keeps = of_device(lab, 4, 2)
+    whole, rows, turned = weak_ref((y, y[1:3], y.t()))
+    assert torch.equal(rows, y[1:3])
+    assert torch.equal(turned, y.t())
+    storages = {_torch.storage_id(one.untyped_storage()) for one in (whole, rows, turned)}
+    assert len(storages) == 1
+
+
+def test_each_dtype_and_lazy_views_come_out_as_they_are(lab: Lab) -> None:
+    for dtype in (torch.bfloat16, torch.int8, torch.bool, torch.complex64, torch.float64):
+        x = fresh(lab, 8).to(dtype)
+        graph, y = capture(lambda x=x: x.clone(), MemPool())
+        graph.replay()
+        assert torch.equal(weak_ref(y), x)
+        if dtype.is_complex:
+            found = weak_ref(y.conj())
+            assert found.is_conj()
+            assert torch.equal(found, x.conj())
+
+
+def test_a_weak_tensor_has_no_history_and_cannot_be_resized(lab: Lab) -> None:
+    y, _keeps = of_device(lab, 4)
+    found = weak_ref(y.requires_grad_() * 1 if lab.device == "cuda" else y)
+    assert found.grad_fn is None
+    assert not found.requires_grad
+    for resize in (found.resize_, found.untyped_storage().resize_):
+        with pytest.raises(RuntimeError, match="not resizable"):
+            resize(1000)
+
+
+@pytest.mark.gpu
+def test_record_stream_of_a_weak_tensor_does_nothing() -> None:
+    lab = CudaLab()
+    y, _keeps = of_device(lab, MIB)
+    found = weak_ref(y)
+    found.record_stream(torch.cuda.Stream())
+    del found
+    torch.cuda.synchronize()
+    assert torch.isfinite(y).all()
+
+
+def test_modes_do_not_see_that_a_weak_tensor_is_made(lab: Lab) -> None:
+    y, _keeps = of_device(lab, 4)
+    with FakeTensorMode():
+        found = weak_ref(y)
+    assert type(found) is Tensor
+    with torch.device("meta"):
+        assert torch.equal(weak_ref(y), y)
+
+
+def test_a_tensor_without_memory_of_its_own_is_refused(lab: Lab) -> None:
+    with pytest.raises(ArgumentError, match="plain strided tensors"):
+        weak_ref(fresh(lab, 4, 4).to_sparse())
+
+
+@pytest.mark.parametrize("is_inference", [False, True])
+def test_an_owner_lives_as_long_as_anything_over_the_memory(lab: Lab, is_inference: bool) -> None:
+    with torch.inference_mode(is_inference):
+        y = fresh(lab, 8)
+        owner = Owner()
+        (found,) = _torch.unowned([y], owner)
+    assert found.is_inference() == is_inference
+    alive = weakref.ref(owner)
+    del owner
+    exported: Any = torch.utils.dlpack.to_dlpack(found[2:])
+    rows = found.view(2, 4)
+    del found
+    gc.collect()
+    assert alive() is not None
+    del rows
+    assert alive() is not None
+    del exported
+    assert alive() is None
+
+
+def test_a_capsule_that_nobody_takes_lets_its_owner_go() -> None:
+    owner = Owner()
+    alive = weakref.ref(owner)
+    from cgraph import _core
+
+    capsule = _core.lent_memory(4096, 8, None, owner)
+    del owner
+    assert alive() is not None
+    del capsule
+    assert alive() is None
