@@ -192,8 +192,7 @@ class Simulator:
 
     def empty_like(self, tensor: torch.Tensor, handle: Handle) -> torch.Tensor:
         """Return a tensor without contents in a living pool."""
-        pool = self.pools.known[handle[0], handle[1]]
-        return pool.tensor(self.current_stream(), torch.empty_like(tensor))
+        return self.pools.known[handle[0], handle[1]].empty_like(self.current_stream(), tensor)
 
     def poison(self, handle: Handle) -> None:
         """Set all bytes of a living pool that no block uses to 0xFF."""

@@ -1,4 +1,4 @@
-"""`weak_ref`: tensors over memory of a pool that own none of it; row 2-47, traps T149, T150, T156."""
+"""`weak_ref`: tensors that own no memory of their pool; row 2-47, traps T149, T150, T156."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class PoolBlocks:
         """Return a tensor without contents in a new block; None if none like this can be there."""
         if not _torch.can_be_unowned(tensor) or tensor.is_conj() or tensor.is_neg():
             return None
-        if tensor.device != self._driver.current_stream().device:
+        if tensor.is_cuda and tensor.device.index != torch.cuda.current_device():
             return None
         return self._driver.empty_like(tensor, self.token)
 

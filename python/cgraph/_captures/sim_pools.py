@@ -85,6 +85,10 @@ class SimMemPool(MemPool):
         end.atexit = False
         return _over(block, like.dtype, 0, tuple(like.shape), like.stride())
 
+    def empty_like(self, stream: _core.Stream, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a tensor in a new block, as ``torch.empty_like`` would lay it out."""
+        return self.tensor(stream, torch.empty_like(tensor, device="meta"))
+
     def find(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """Return the tensor over its whole segment instead of its block; None outside the pool."""
         address = tensor.untyped_storage().data_ptr()
