@@ -100,14 +100,15 @@ def eager_break(fn: Any = None, *, name: str | None = None, materialize_grads: b
 
     Later work takes the memory of the arguments: a break that keeps one clones it, and its work on
     other streams has been joined when it returns. As the result is copied, later writes to a tensor
-    that it lies in, such as a buffer of a module, do not show in it. Tensors that a break only leaves somewhere, as in an attribute or in a list
-    among its arguments, are not bridged: in each call, the list is the first call's. A break must
-    not let a parameter or another tensor that segments read lie elsewhere, as ``.data = ...`` does:
-    they read it at its old place. After a backward pass inside a graphed function, a break finds
-    the gradients of that call in ``.grad``, and may write to them in place, as collectives and
-    clipping do; it must clone the ones it keeps. Inside of another break it just runs. Variables of
-    its caller are as the capture left them. In a graphed function nothing guards values that only
-    the break reads, and its changes are not tracked.
+    that it lies in, such as a buffer of a module, do not show in it. Tensors that a break only
+    leaves somewhere, as in an attribute or in a list among its arguments, are not bridged: in each
+    call, the list is the first call's. A break must not let a parameter or another tensor that
+    segments read lie elsewhere, as ``.data = ...`` does: they read it at its old place. After a
+    backward pass inside a graphed function, a break finds the gradients of that call in ``.grad``,
+    and may write to them in place, as collectives and clipping do; it must clone the ones it keeps.
+    Inside of another break it just runs. Variables of its caller are as the capture left them. In a
+    graphed function nothing guards values that only the break reads, and its changes are not
+    tracked.
 
     Gradients get back through a break, in the backward pass of a graphed function's result and in
     one inside the captured function: each call of the break has a history of its own, and its part
