@@ -270,7 +270,7 @@ class GraphedFunction(Binding):
     def report(self) -> FunctionReport:
         """Report on the calls of each key."""
         keys = tuple(key.report() for key in self._keys.reported)
-        pool_bytes = self._answers.memory.pool_bytes()
+        pool_bytes = self._answers.captures.memory.pool_bytes()
         return FunctionReport(self._name, place_of_function(self._fn), keys, pool_bytes)
 
     def reset(self) -> None:

@@ -35,7 +35,7 @@ def debug(answers: Answers, key: Key, call: Call, recorded: Recorded | Trained) 
 
     options = answers.options
     words, count = options.debug or ("compare",), options.check_every
-    plan = answers.plan(key, call, needs_grad=isinstance(recorded, Trained))
+    plan = answers.captures.plan(key, call, needs_grad=isinstance(recorded, Trained))
     try:
         if isinstance(recorded, Trained):
             of_passes = words, plan, answers.name, key.text, call, recorded

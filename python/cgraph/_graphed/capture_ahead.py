@@ -56,17 +56,17 @@ def capture_ahead(
             reason = Reason(text, where, fix_for(kind))
             raise CaptureError(f"{reason}. {answers.name} cannot be captured")
         with put_back(key.shown, copies=like is None):
-            captured = answers.capture(key, call, is_sized=like is not None)
+            captured = answers.captures.capture(key, call, is_sized=like is not None)
         if captured.refusal is not None:
             refusal = captured.refusal
             fix = fix_for(refusal.kind)
             captured.result = None
-            answers.drop_beside(captured.blocks)
+            answers.captures.drop_beside(captured.blocks)
             raise CaptureError(str(Reason(refused_in_words(refusal), refusal.line, fix)))
         if captured.difference is not None:
             if isinstance(captured.recorded, Recorded):
                 captured.recorded.reset()
-                answers.drop_beside(captured.blocks)
+                answers.captures.drop_beside(captured.blocks)
             text = captured.difference.text
             raise CaptureError(
                 f"{answers.name} differs between its first call and its capture: {text}. Make that"

@@ -9,31 +9,28 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cgraph import _core, _driver, _torch
+from cgraph import _core, _driver
 from cgraph._autograd.pinned import PINNED, Pinned
 from cgraph._captures.busy import busy
-from cgraph._captures.pool_blocks import PoolBlocks
 from cgraph._explanation.findings import KINDS, fix_of
 from cgraph._graphed.arguments import Arguments
 from cgraph._graphed.cache import Family, Keys
 from cgraph._graphed.call import Call
-from cgraph._graphed.capture_plan import CapturePlan
 from cgraph._graphed.entry import entry_of_graph, entry_of_passes
 from cgraph._graphed.guards import Change
 from cgraph._graphed.key import Key, Reason
+from cgraph._graphed.key_captures import KeyCaptures
 from cgraph._graphed.observe import observe
 from cgraph._graphed.one_time_warnings import OneTimeWarnings
 from cgraph._graphed.options import Options
-from cgraph._graphed.pool_lock import PoolBusyError, locked_pool, wait_for_device
+from cgraph._graphed.pool_lock import PoolBusyError
 from cgraph._graphed.reasons import broken_by, fix_for, reason_against, refused_in_words
-from cgraph._graphed.record import BrokenError, Capture, record
+from cgraph._graphed.record import BrokenError, Capture
 from cgraph._graphed.recorded import Recorded
-from cgraph._graphed.size_capture import UnlikeError, record_sized
-from cgraph._graphed.static_memory import PoolUse, StaticMemory
-from cgraph._graphed.train import Trained, train
+from cgraph._graphed.train import Trained
 from cgraph._graphed.writeback import leave, reason_beside, with_statics
 from cgraph._python.values import is_plain
-from cgraph._source import forget_locals, place_of, user_line
+from cgraph._source import place_of, user_line
 from cgraph._text import first_line
 from cgraph.errors import (
     ArgumentError,
@@ -65,6 +62,7 @@ class Answers:
         debug: Lets a key be replayed for debugging; None if nothing is debugged.
 
     Attributes:
+        captures: The captures of its keys.
         warnings: The warnings about calls.
     """
 
@@ -84,7 +82,7 @@ class Answers:
         self.name = name
         self.options = options
         self.keys = keys
-        self.memory = StaticMemory(options.pool)
+        self.captures = KeyCaptures(function, name, options, keys)
         self.arguments = arguments
         self.lock = lock
         self.sizes = sizes(weakref.proxy(self))
@@ -165,11 +163,6 @@ class Answers:
         assert free.entry is not None
         return free.entry
 
-    @property
-    def pool_use(self) -> PoolUse:
-        """The use of the pool that calls without gradients share."""
-        return self.memory.pool(_driver.current(), needs_grad=False)[1]
-
     def key_of(self, call: Call) -> tuple[Family, Key, Call]:
         """Return a call's family, its key, which may be new, and the call as its graph takes it."""
         family, _ = self.keys.family(call)
@@ -212,76 +205,11 @@ class Answers:
         self.keys.add(family, key)
         return key
 
-    def plan(self, key: Key, call: Call, *, needs_grad: bool) -> CapturePlan:
-        """Make the plan for capturing a call of a key."""
-        driver = _driver.current()
-        pool, use = self.memory.pool(driver, needs_grad)
-        assert key.shown is not None
-        return CapturePlan(
-            self.function,
-            self.name,
-            self.options,
-            driver,
-            pool,
-            use,
-            call,
-            key.shown,
-            lines=key.misses > 0,
-        )
-
-    def capture(self, key: Key, call: Call, *, is_sized: bool = False) -> Capture:
-        """Capture a call of a key; its work is then done unless gradients are recorded.
-
-        With ``is_sized`` it differs from the previous call only in numbers of rows.
-
-        Raises:
-            BrokenError: The capture failed, and Python's state is as before.
-            PoolBusyError: Another thread captures into the pool.
-        """
-        assert key.shown is not None
-        needs_grad = key.shown.needs_grad
-        plan = self.plan(key, call, needs_grad=needs_grad)
-        with busy(), locked_pool(plan.pool):
-            wait_for_device(plan.driver)
-            with _torch.without_gradients():
-                statics = self.memory.statics(plan.driver, call.tensors, not needs_grad)
-            if needs_grad:
-                return train(plan, statics)
-            blocks = PoolBlocks(plan.driver, plan.pool) if self._of_pool() else None
-            try:
-                if is_sized:
-                    return record_sized(plan, statics, blocks)
-                captured = record(plan, statics)
-            except BaseException as error:
-                if isinstance(error, UnlikeError | BrokenError) and self.options.on_fail == "eager":
-                    # The locals of the function hold tensors of a capture that has no graph.
-                    forget_locals(error)
-                self.drop_beside(blocks)
-                raise
-            captured.blocks = blocks
-            return captured
-
-    def drop_beside(self, blocks: PoolBlocks | None) -> None:
-        """Drop the graphs of the pool if a tensor is left there from a capture without a graph.
-
-        Their replays would overwrite it: it may lie where they have temporary memory or results.
-
-        Args:
-            blocks: The blocks of the pool before the capture; None if no graph was there.
-        """
-        if blocks is not None and blocks.are_left():
-            for key in self._of_pool():
-                self.keys.drop(key)
-
-    def _of_pool(self) -> list[Key]:
-        """Return the keys whose graphs lie in the pool that calls without gradients share."""
-        return [key for key in self.keys if isinstance(key.recorded, Recorded)]
-
     def hold(self, key: Key, call: Call, captured: Capture) -> None:
         """Let calls of a key be replays of a capture."""
         recorded, shown = captured.recorded, captured.shown
         assert recorded is not None and shown is not None
-        use = self.pool_use
+        use = self.captures.pool_use
         key.shown = shown
         self.warnings.of_places(shown.guards.stopped)
         if isinstance(recorded, Recorded):
@@ -324,7 +252,7 @@ class Answers:
     def clear(self) -> None:
         """Forget everything."""
         self.keys.clear()
-        self.memory.clear()
+        self.captures.memory.clear()
         self.sizes.clear()
         self.warnings.clear()
 
@@ -386,7 +314,7 @@ class Answers:
             key.reason = Reason(reason, user_line())
             return eager
         try:
-            captured = self.capture(key, call)
+            captured = self.captures.capture(key, call)
         except PoolBusyError:
             key.eager_calls += 1
             key.reason = Reason("another thread captures into the pool", user_line())
@@ -404,7 +332,7 @@ class Answers:
             key.eager_calls += 1
             self.warnings.of_eager(key, key.reason)
             result = captured.result
-            self.drop_beside(captured.blocks)
+            self.captures.drop_beside(captured.blocks)
             return lambda: result
         recorded, shown = captured.recorded, captured.shown
         assert recorded is not None and shown is not None
@@ -416,7 +344,7 @@ class Answers:
         is_fresh = self.options.outputs == "fresh" or captured.difference is not None
         if not is_fresh:
             recorded.give_up_results()
-            recorded.result.lend(self.pool_use.lent)
+            recorded.result.lend(self.captures.pool_use.lent)
         result = recorded.result.returned(call.tensors, is_fresh=is_fresh)
         if captured.difference is not None:
             self._differs(key, captured)
@@ -459,7 +387,7 @@ class Answers:
         key.was_replayed()
         if isinstance(recorded, Recorded):
             recorded.reset()
-            self.drop_beside(captured.blocks)
+            self.captures.drop_beside(captured.blocks)
         fix = fix_for(difference.text)
         if key.miss(Reason(difference.text, difference.line or user_line(), fix)):
             self.warnings.of_eager(key, key.reason)

@@ -191,7 +191,7 @@ class PaddedSizes:
         recorded, answers = large.recorded, self._answers
         assert recorded is not None and large.shown is not None
         guards, pad = large.shown.guards, self._options.pad
-        use = answers.pool_use
+        use = answers.captures.pool_use
         common: dict[str, Any] = {
             "is_in_order": call.is_in_order,
             "modes": call.mode,
