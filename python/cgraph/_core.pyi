@@ -656,6 +656,8 @@ class LastStream:
         ordinal: int,
         switch: Callable[[int | None, int], object],
     ) -> Self: ...
+    def follow(self) -> None:
+        """Make the current stream the last one; it waits for the one before."""
 
 @final
 class LentResults:

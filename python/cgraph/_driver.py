@@ -254,6 +254,25 @@ def current() -> Driver:
     return _made[name]
 
 
+def token(pool: Any) -> Handle:
+    """Return the token of a pool that a user has given.
+
+    Raises:
+        ArgumentError: It is none.
+    """
+    found = getattr(pool, "id", pool)
+    if (
+        isinstance(found, tuple)
+        and len(found) == 2
+        and all(isinstance(half, int) for half in found)
+    ):
+        return found[0], found[1]
+    raise ArgumentError(
+        f"pool is {pool!r}, expected a cgraph.MemPool, a torch.cuda.MemPool, graph_pool_handle() or"
+        " other.pool()"
+    )
+
+
 def register(name: str, make: Callable[[], Driver]) -> None:
     """Register a driver for ``CGRAPH_DRIVER``; it is made on first use."""
     _makers[name] = make

@@ -26,6 +26,7 @@ from cgraph._graphed.cache import Keys
 from cgraph._graphed.method import Binding
 from cgraph._graphed.miss import Answers
 from cgraph._graphed.options import GONE, Guarded, Options, Pad, SideEffects
+from cgraph._graphed.static_memory import lock_of
 from cgraph._padding.sizes import PaddedSizes
 from cgraph._source import place_of_function
 from cgraph._text import plural
@@ -183,7 +184,7 @@ class GraphedFunction(Binding):
         if isinstance(options.dim, Mapping):
             arguments.require_names("dim", options.dim)
         self._attribute = self._kept_as = self._name
-        self._lock = _core.FunctionLock()
+        self._lock = lock_of(options.pool)
         # A function that is dropped frees its memory at once, not at the next garbage collection.
         own: Any = weakref.proxy(self)
         self._keys = Keys(options, own)

@@ -50,13 +50,14 @@ def capture_scope(pool: Pool | None = None, *, freeze: bool = False) -> Iterator
     Args:
         pool: As for :meth:`CUDAGraph.capture_begin`; by default a new one.
         freeze: Raise :class:`~cgraph.errors.StateError` at any capture into the pool after the
-            block: a server that captures while it serves has a mistake.
+            block, also in a block around it: a server that captures while it serves has a mistake.
 
     Yields:
         The pool, to be given to each capture.
 
     Raises:
         CaptureError: The current stream captures.
+        ArgumentError: The pool is none.
 
     >>> import torch, cgraph
     >>> with cgraph.sim.use():
@@ -76,6 +77,7 @@ def capture_scope(pool: Pool | None = None, *, freeze: bool = False) -> Iterator
     if driver.is_capturing():
         raise CaptureError("capture_scope() inside a capture: begin it before the first one")
     pool = driver.pool_handle() if pool is None else pool
+    _driver.token(pool)
     with prepared(driver):
         yield pool
     if freeze:

@@ -179,8 +179,9 @@ class Simulator:
         return self.pools.known[handle[0], handle[1]].state()
 
     def block_starts(self, handle: Handle) -> set[int]:
-        """Return the addresses of all blocks in use of a living pool, as tensors have them."""
-        return self.pools.known[handle[0], handle[1]].block_starts()
+        """Return the addresses of all blocks in use of a pool, as tensors have them."""
+        pool = self.pools.known.get((handle[0], handle[1]))
+        return set() if pool is None else pool.block_starts()
 
     def is_in_pool(self, tensor: torch.Tensor, handle: Handle) -> bool:
         """Return whether a tensor lies in memory of a living pool."""

@@ -38,8 +38,8 @@ def weak_ref(tree: Any) -> Any:
 
     Args:
         tree: A tensor, or containers of anything as torch's pytree knows them. Tensors of the host
-            and those without elements stay as they are, and so does what is no tensor. On the
-            simulator all tensors are of the host except those in its pools.
+            and those without elements or contents stay as they are, and so does what is no tensor.
+            On the simulator all tensors are of the host except those in its pools.
 
     Returns:
         A tree of the same form. Its tensors have no history; those that shared memory share it.
@@ -53,16 +53,15 @@ def weak_ref(tree: Any) -> Any:
     leaves, spec = tree_flatten(tree)
     places = []
     for place, leaf in enumerate(leaves):
-        if not isinstance(leaf, torch.Tensor) or leaf.numel() == 0:
+        if not isinstance(leaf, torch.Tensor) or leaf.numel() == 0 or _torch.is_imagined(leaf):
             continue
-        if _torch.can_be_unowned(leaf):
-            if driver.is_of_device(leaf):
-                places.append(place)
-        elif leaf.device.type == driver.device_type == "cuda" or _torch.memory_of(leaf) is None:
-            raise ArgumentError(
-                f"weak_ref() of a {type(leaf).__name__} of layout {leaf.layout}, expected plain"
-                " strided tensors: give the tensors that it is made of"
-            )
+        if driver.is_of_device(leaf):
+            if not _torch.can_be_unowned(leaf):
+                raise ArgumentError(
+                    f"weak_ref() of a {type(leaf).__name__} of layout {leaf.layout}, expected plain"
+                    " strided tensors: give the tensors that it is made of"
+                )
+            places.append(place)
     for place, made in zip(places, _torch.unowned([leaves[p] for p in places]), strict=True):
         leaves[place] = made
     return tree_unflatten(leaves, spec)

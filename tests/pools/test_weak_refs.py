@@ -108,12 +108,16 @@ def test_a_weak_tensor_has_no_history_and_cannot_be_resized(lab: Lab) -> None:
 @pytest.mark.gpu
 def test_record_stream_of_a_weak_tensor_does_nothing() -> None:
     lab = CudaLab()
-    y, _keeps = of_device(lab, MIB)
-    found = weak_ref(y)
-    found.record_stream(torch.cuda.Stream())
-    del found
-    torch.cuda.synchronize()
-    assert torch.isfinite(y).all()
+    with torch.cuda.use_mem_pool(pool := MemPool()):
+        y = fresh(lab, MIB)
+    stream, address = torch.cuda.Stream(), y.data_ptr()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(100_000_000)
+    weak_ref(y).record_stream(stream)
+    del y
+    # Its block would wait for the stream.
+    with torch.cuda.use_mem_pool(pool):
+        assert fresh(lab, MIB).data_ptr() == address
 
 
 def test_modes_do_not_see_that_a_weak_tensor_is_made(lab: Lab) -> None:
@@ -125,9 +129,29 @@ def test_modes_do_not_see_that_a_weak_tensor_is_made(lab: Lab) -> None:
         assert torch.equal(weak_ref(y), y)
 
 
-def test_a_tensor_without_memory_of_its_own_is_refused(lab: Lab) -> None:
+class Derived(Tensor):
+    """A class of tensors of the user's."""
+
+
+def test_a_tensor_of_the_device_that_is_more_than_its_memory_is_refused(lab: Lab) -> None:
+    y, _keeps = of_device(lab, 4)
     with pytest.raises(ArgumentError, match="plain strided tensors"):
-        weak_ref(fresh(lab, 4, 4).to_sparse())
+        weak_ref(y.as_subclass(Derived))
+
+
+@pytest.mark.gpu
+def test_a_sparse_tensor_of_the_device_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="plain strided tensors"):
+        weak_ref(torch.eye(4, device="cuda").to_sparse())
+
+
+def test_tensors_without_contents_stay_as_they_are(lab: Lab) -> None:
+    with FakeTensorMode():
+        fake = torch.ones(3)
+    meta = torch.ones(3, device="meta")
+    found = weak_ref([fake, meta])
+    assert found[0] is fake
+    assert found[1] is meta
 
 
 @pytest.mark.parametrize("is_inference", [False, True])

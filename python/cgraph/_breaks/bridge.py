@@ -175,7 +175,8 @@ class _Kept:
             self.stands = new.copy_(value)
             self.tensor = blocks.without_blocks(new)
         # Autograd holds results as well; other holders cannot be told apart then.
-        self._written = None if first.is_inference() else _torch.sharing_version(self.stands)
+        is_known = not (first.is_inference() or self.stands.is_inference())
+        self._written = _torch.sharing_version(self.stands) if is_known else None
         self._version = 0 if self._written is None else self._written._version
         self.is_shared = False
 

@@ -299,7 +299,9 @@ class Break:
             self._arguments = tree_map(_without_history, self._arguments)
         elif self._blocks is not None and not (self._flow is not None and self._flow.is_connected):
             # Each replay comes here before work that takes the memory of the arguments.
-            self._arguments = self._blocks.without_blocks(self._arguments)
+            args, kwargs = self._arguments
+            given = {name: self._blocks.without_blocks(value) for name, value in kwargs.items()}
+            self._arguments = self._blocks.without_blocks(args), given
         self._blocks = None
         return result
 

@@ -66,5 +66,4 @@ def require_thawed(pool: Pool | None) -> None:
 
 
 def _name(pool: Any) -> tuple[Any, ...]:
-    token = getattr(pool, "id", pool)
-    return _driver.number(), *(token if isinstance(token, tuple) else (token,))
+    return _driver.number(), *_driver.token(pool)

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from cgraph import _torch
-from cgraph._driver import Driver, Handle
-from cgraph._torch import tree_flatten, tree_unflatten
+from cgraph._driver import Driver, Handle, token
 
 __all__ = ["PoolBlocks", "unowned_in"]
 
@@ -41,7 +40,7 @@ class PoolBlocks:
 
     def __init__(self, driver: Driver, pool: Any) -> None:
         self._driver = driver
-        self.token: Handle = getattr(pool, "id", pool)
+        self.token: Handle = token(pool)
         self._before = driver.block_starts(self.token)
 
     def are_left(self) -> bool:
@@ -59,17 +58,18 @@ class PoolBlocks:
             return None
         return self._driver.empty_like(tensor, self.token)
 
-    def without_blocks(self, tree: Any) -> Any:
-        """Return a tree whose tensors in blocks since that moment do not own these."""
-        leaves, spec = tree_flatten(tree)
-        places = [place for place, leaf in enumerate(leaves) if self._is_since(leaf)]
-        made = unowned_in(self._driver, self.token, [leaves[place] for place in places])
-        for place, leaf in zip(places, made, strict=True):
-            leaves[place] = leaf
-        return tree_unflatten(leaves, spec)
+    def without_blocks(self, value: Any) -> Any:
+        """Return a tensor that does not own its block, in place of one in a block since then.
+
+        In a tuple, each item is replaced. Other containers are the user's, who may change them.
+        """
+        if type(value) is tuple:
+            return tuple(map(self.without_blocks, value))
+        return unowned_in(self._driver, self.token, [value])[0] if self._is_since(value) else value
 
     def _is_since(self, leaf: Any) -> bool:
-        if not isinstance(leaf, torch.Tensor) or not _torch.can_be_unowned(leaf):
+        # What has attributes, or is of another class, is more than its memory.
+        if type(leaf) is not torch.Tensor or vars(leaf) or not _torch.can_be_unowned(leaf):
             return False
         start = leaf.untyped_storage().data_ptr()
         return start not in self._before and self._driver.is_in_pool(leaf, self.token)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cgraph import _core, _driver
+from cgraph import _core, _driver, _torch
 from cgraph._captures.footprint import PoolSizes, PoolState, in_blocks
 from cgraph._driver import Handle, Pool
 from cgraph.errors import ArgumentError, ForeignError, StateError
@@ -107,7 +107,8 @@ class SimMemPool(MemPool):
 
     def has(self, tensor: torch.Tensor) -> bool:
         """Return whether a tensor lies in a segment."""
-        return self._segment(tensor.untyped_storage().data_ptr()) is not None
+        memory = _torch.memory_of(tensor)
+        return memory is not None and self._segment(memory.data_ptr()) is not None
 
     def sizes(self) -> PoolSizes:
         """Return its segments and blocks in numbers."""

@@ -65,7 +65,7 @@ def in_steps(
             graph, returned = SegmentedGraph.capture(
                 lambda: steps(*args, **kwargs),
                 pool=graph_pool_handle(),
-                stream=plan.use.stream,
+                stream=plan.stream,
                 statics=statics,
                 generators=plan.before.generators,
             )

@@ -17,7 +17,6 @@ from cgraph._graphed.observation import Observation
 from cgraph._graphed.observe import observe
 from cgraph._graphed.reasons import fix_for, refused_in_words
 from cgraph._graphed.record import BrokenError
-from cgraph._graphed.recorded import Recorded
 from cgraph._graphed.size_capture import UnlikeError
 from cgraph._operators.rollback import Rollback
 from cgraph._operators.snapshots import RandomSnapshot, storage_snapshot
@@ -61,12 +60,10 @@ def capture_ahead(
             refusal = captured.refusal
             fix = fix_for(refusal.kind)
             captured.result = None
-            answers.captures.drop_beside(captured.blocks)
+            captured.discard()
             raise CaptureError(str(Reason(refused_in_words(refusal), refusal.line, fix)))
         if captured.difference is not None:
-            if isinstance(captured.recorded, Recorded):
-                captured.recorded.reset()
-                answers.captures.drop_beside(captured.blocks)
+            captured.discard()
             text = captured.difference.text
             raise CaptureError(
                 f"{answers.name} differs between its first call and its capture: {text}. Make that"

@@ -25,7 +25,8 @@ class CapturePlan:
         options: The function's options.
         driver: The driver in force.
         pool: The pool of the capture.
-        use: The use of the pool of captures without gradients, whose stream captures.
+        use: The use of the pool of captures without gradients.
+        stream: The stream of the capture: captures on one stream of a pool share memory.
         call: The call.
         before: The observation of the previous call.
         lines: True if the lines of operators are noted.
@@ -37,6 +38,7 @@ class CapturePlan:
     driver: _driver.Driver
     pool: Any
     use: PoolUse
+    stream: Any
     call: Call
     before: Observation
     lines: bool

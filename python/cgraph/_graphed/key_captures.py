@@ -12,6 +12,7 @@ from cgraph._graphed.cache import Keys
 from cgraph._graphed.call import Call
 from cgraph._graphed.capture_plan import CapturePlan
 from cgraph._graphed.key import Key
+from cgraph._graphed.observation import Observation
 from cgraph._graphed.options import Options
 from cgraph._graphed.pool_lock import locked_pool, wait_for_device
 from cgraph._graphed.record import BrokenError, Capture, record
@@ -21,7 +22,7 @@ from cgraph._graphed.static_memory import PoolUse, StaticMemory
 from cgraph._graphed.train import train
 from cgraph._source import forget_locals
 
-__all__ = ["KeyCaptures"]
+__all__ = ["GraphsBeside", "KeyCaptures"]
 
 
 class KeyCaptures:
@@ -55,6 +56,7 @@ class KeyCaptures:
         """Make the plan for capturing a call of a key."""
         driver = _driver.current()
         pool, use = self.memory.pool(driver, needs_grad)
+        use.users.add(self)
         assert key.shown is not None
         return CapturePlan(
             self._function,
@@ -63,6 +65,7 @@ class KeyCaptures:
             driver,
             pool,
             use,
+            self._stream(driver, use, key.shown),
             call,
             key.shown,
             lines=key.misses > 0,
@@ -86,33 +89,68 @@ class KeyCaptures:
                 statics = self.memory.statics(plan.driver, call.tensors, not needs_grad)
             if needs_grad:
                 return train(plan, statics)
-            blocks = PoolBlocks(plan.driver, plan.pool) if self._of_pool() else None
+            beside = GraphsBeside.of(plan)
             try:
                 if is_sized:
-                    return record_sized(plan, statics, blocks)
+                    return record_sized(plan, statics, None if beside is None else beside.blocks)
                 captured = record(plan, statics)
             except BaseException as error:
-                goes_on = self._options.on_fail == "eager"
-                if goes_on and isinstance(error, UnlikeError | BrokenError):
+                if isinstance(error, UnlikeError | BrokenError):
                     # The locals of the function hold tensors of a capture that has no graph.
                     forget_locals(error)
-                self.drop_beside(blocks)
+                if beside is not None:
+                    beside.drop_if_left()
                 raise
-            captured.blocks = blocks
+            captured.beside = beside
             return captured
 
-    def drop_beside(self, blocks: PoolBlocks | None) -> None:
-        """Drop the graphs of the pool if a tensor is left there from a capture without a graph.
+    def on_stream(self, stream: Any) -> list[Key]:
+        """Return the keys whose graphs were captured on a stream into the shared pool."""
+        found = ((key, key.recorded) for key in self._keys)
+        return [key for key, one in found if isinstance(one, Recorded) and one.stream is stream]
 
-        Their replays would overwrite it: it may lie where they have temporary memory or results.
+    def drop(self, key: Key) -> None:
+        """Drop the graph of a key."""
+        self._keys.drop(key)
 
-        Args:
-            blocks: The blocks of the pool before the capture; None if no graph was there.
+    def _stream(self, driver: _driver.Driver, use: PoolUse, shown: Observation) -> Any:
+        """Return the stream of a capture.
+
+        What a capture makes must last where it is a gradient, what somebody keeps, or the result of
+        a call that goes on eagerly behind what is refused. Graphs that were captured before, on the
+        same stream, may have temporary memory there.
         """
-        if blocks is not None and blocks.are_left():
-            for key in self._of_pool():
-                self._keys.drop(key)
+        lasts = shown.uses_gradients or shown.refusals or self._options.side_effects != "refuse"
+        return self.memory.own_stream(driver) if lasts else use.stream
 
-    def _of_pool(self) -> list[Key]:
-        """Return the keys whose graphs lie in the pool that calls without gradients share."""
-        return [key for key in self._keys if isinstance(key.recorded, Recorded)]
+
+class GraphsBeside:
+    """The graphs that share memory with a capture, as they were captured on its stream.
+
+    Args:
+        plan: The plan of the capture, which has not begun.
+
+    Attributes:
+        blocks: The blocks of the pool before the capture.
+    """
+
+    def __init__(self, plan: CapturePlan) -> None:
+        self.blocks = PoolBlocks(plan.driver, plan.pool)
+        self._plan = plan
+
+    @classmethod
+    def of(cls, plan: CapturePlan) -> GraphsBeside | None:
+        """Return the graphs beside a capture; None if there are none."""
+        users = list(plan.use.users)
+        return cls(plan) if any(one.on_stream(plan.stream) for one in users) else None
+
+    def drop_if_left(self) -> None:
+        """Drop them if somebody has a tensor of the capture, which has no graph.
+
+        It may lie where they have temporary memory or results, and their replays would overwrite
+        it. The lock that functions of one pool share is held.
+        """
+        if self.blocks.are_left():
+            for one in list(self._plan.use.users):
+                for key in one.on_stream(self._plan.stream):
+                    one.drop(key)

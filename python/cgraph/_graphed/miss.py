@@ -332,7 +332,7 @@ class Answers:
             key.eager_calls += 1
             self.warnings.of_eager(key, key.reason)
             result = captured.result
-            self.captures.drop_beside(captured.blocks)
+            captured.discard()
             return lambda: result
         recorded, shown = captured.recorded, captured.shown
         assert recorded is not None and shown is not None
@@ -385,9 +385,7 @@ class Answers:
         key.shown = captured.shown
         key.capture_seconds += recorded.seconds
         key.was_replayed()
-        if isinstance(recorded, Recorded):
-            recorded.reset()
-            self.captures.drop_beside(captured.blocks)
+        captured.discard()
         fix = fix_for(difference.text)
         if key.miss(Reason(difference.text, difference.line or user_line(), fix)):
             self.warnings.of_eager(key, key.reason)

@@ -15,7 +15,6 @@ import torch
 from cgraph import _torch
 from cgraph._breaks.sessions import Session
 from cgraph._captures.collector import collections_held_off
-from cgraph._captures.pool_blocks import PoolBlocks
 from cgraph._driver import Driver, Handle
 from cgraph._graphed.call import dense_like
 from cgraph._graphed.capture_plan import CapturePlan
@@ -24,18 +23,19 @@ from cgraph._graphed.observation import Observation
 from cgraph._graphed.pool_lock import wait_for_device
 from cgraph._graphed.recorded import Recorded
 from cgraph._graphed.restore import Restore
-from cgraph._graphed.results import Result, copy_of
+from cgraph._graphed.results import Result
 from cgraph._graphed.writeback import handed_over
 from cgraph._operators.launches import Suspects
 from cgraph._operators.observer import ObservedBreaks, Observer, Refusal
 from cgraph._operators.snapshots import RandomSnapshot, bytes_of
 from cgraph._operators.trace import Difference, Trace
-from cgraph._torch import tree_iter, tree_map
+from cgraph._torch import tree_iter
 from cgraph.breaks import breakable, on_one_thread
 from cgraph.cudagraph import CUDAGraph
 from cgraph.segments import SegmentedGraph
 
 if TYPE_CHECKING:
+    from cgraph._graphed.key_captures import GraphsBeside
     from cgraph._graphed.train import Trained
 
 __all__ = [
@@ -60,7 +60,7 @@ class Capture:
         shown: The observation of the call; None if the capture ended before.
         difference: A difference from the previous call, which forbids replays.
         refusal: The operator at which the capture ended.
-        blocks: The blocks of the pool before; None where the pool is the capture's own.
+        beside: The graphs that share memory with it; None where the pool is the capture's own.
     """
 
     recorded: Recorded | Trained | None
@@ -68,7 +68,17 @@ class Capture:
     shown: Observation | None
     difference: Difference | None
     refusal: Refusal | None
-    blocks: PoolBlocks | None = None
+    beside: GraphsBeside | None = None
+
+    def discard(self) -> None:
+        """Drop the graph, and those beside it if somebody keeps what this one has computed.
+
+        Autograd keeps graphs with gradients as long as it may need them.
+        """
+        if isinstance(self.recorded, Recorded):
+            self.recorded.reset()
+        if self.beside is not None:
+            self.beside.drop_if_left()
 
 
 class BrokenError(Exception):
@@ -144,7 +154,6 @@ def record(plan: CapturePlan, statics: list[torch.Tensor]) -> Capture:
                 session.leave_modes()
                 session.close()
                 returned = handed_over(returned, statics, call.tensors)
-                returned = _outside(plan, returned)
                 return Capture(None, returned, None, None, stopped[0])
             named = plan.before.guards.name_beside
             is_new = functools.partial(observer.is_new, name_of_place=named)
@@ -163,7 +172,7 @@ def record(plan: CapturePlan, statics: list[torch.Tensor]) -> Capture:
             raise BrokenError(error) from error
         left = observer.left([*result.storages, *_storages_in(session, gradients)])
         session.close()
-    recorded = Recorded(graph, statics, result, time.perf_counter() - began)
+    recorded = Recorded(graph, statics, result, time.perf_counter() - began, plan.stream)
     recorded.gradients = gradients
     recorded.mutated = [place for place, one in enumerate(statics) if observer.has_written(one)]
     recorded.writes = observer.writes_outside()
@@ -201,12 +210,12 @@ def capturing(
         watching: The block in which operators are observed.
         at_break: See :class:`cgraph._breaks.sessions.Session`.
     """
-    driver, stream = plan.driver, plan.use.stream
+    driver, stream, use = plan.driver, plan.stream, plan.use
     before = driver.current_stream()
     # Replays on other streams may still read memory that the capture is about to write.
     wait_for_device(driver)
     # The capture is replayed as soon as it ends.
-    plan.use.lent.overwrite()
+    use.lent.overwrite()
     torch.clear_autocast_cache()
     random = RandomSnapshot(plan.before.generators)
     try:
@@ -229,6 +238,9 @@ def capturing(
         torch.clear_autocast_cache()
         with suppress(RuntimeError):  # segments may be under way
             wait(before, stream)
+            if use.last_stream is not None:
+                # Replays on other streams come after those of the capture.
+                use.last_stream.follow()
 
 
 def graph_of(session: Session, results: Sequence[torch.Tensor]) -> CUDAGraph | SegmentedGraph:
@@ -246,19 +258,6 @@ def wait(stream: Any, other: Any) -> None:
     """Let a stream wait for another one."""
     if stream != other:
         stream.wait_stream(other)
-
-
-def _outside(plan: CapturePlan, result: Any) -> Any:
-    """Return a result with copies of what lies in the pool, where other replays would write."""
-    copies: dict[int, torch.Tensor] = {}
-
-    def moved(leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Tensor) or _torch.memory_of(leaf) is None:
-            return leaf
-        is_inside = plan.driver.is_in_pool(leaf, getattr(plan.pool, "id", plan.pool))
-        return copy_of(leaf, copies) if is_inside else leaf
-
-    return tree_map(moved, result)
 
 
 def _storages_in(session: Session | None, gradients: LeafGradients) -> list[int]:

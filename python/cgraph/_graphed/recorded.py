@@ -37,6 +37,7 @@ class Recorded:
         gradients: The changes to the ``.grad`` of leaves.
         frozen: The unguarded tensors that it reads, as text.
         seconds: The time of capture and instantiation together.
+        stream: The stream of the capture; None if it shares its pool with no other.
         debugged: Replays it for debugging, with tensors for the static ones; None without.
     """
 
@@ -48,6 +49,7 @@ class Recorded:
         statics: list[torch.Tensor],
         result: Result,
         seconds: float,
+        stream: Any = None,
     ) -> None:
         self.graph = graph
         self.statics = statics
@@ -59,6 +61,7 @@ class Recorded:
         self.gradients = LeafGradients()
         self.frozen: tuple[str, ...] = ()
         self.seconds = seconds
+        self.stream = stream
 
     def give_up_results(self) -> None:
         """Let captures to come use the memory of the results, which each replay fills anew."""

@@ -17,7 +17,7 @@ from cgraph._graphed.reasons import reason_against_result
 from cgraph._torch import tree_flatten, tree_unflatten
 from cgraph.errors import CaptureError
 
-__all__ = ["Result", "View", "copy_of"]
+__all__ = ["Result", "View"]
 
 
 @dataclass(frozen=True)
@@ -133,33 +133,10 @@ class Result:
             elif kind == "constant":
                 leaves.append(leaf)
             elif kind == "input" or is_fresh:
-                leaves.append(copy_of(leaf, copies))
+                leaves.append(_copied(leaf, copies))
             else:
                 leaves.append(leaf.detach())
         return tree_unflatten(leaves, self.spec)
-
-
-def copy_of(leaf: torch.Tensor, copies: dict[int, torch.Tensor]) -> torch.Tensor:
-    """Copy a tensor; the copies of tensors that share memory share memory, too.
-
-    Args:
-        leaf: The tensor.
-        copies: The copies of whole storages, by the storages' numbers.
-    """
-    if leaf.is_conj() or leaf.is_neg():
-        return leaf.detach().clone()
-    with torch.no_grad(), suppress(RuntimeError):
-        memory = leaf.untyped_storage()
-        number = _torch.storage_id(memory)
-        if number not in copies and leaf.numel() * leaf.element_size() == memory.nbytes():
-            copy = leaf.clone()
-            copies[number] = copy
-            return copy
-        if number in copies and copies[number].nbytes == memory.nbytes():
-            whole = copies[number].untyped_storage()
-            view = torch.empty(0, dtype=leaf.dtype, device=leaf.device)
-            return view.set_(whole, leaf.storage_offset(), leaf.shape, leaf.stride())
-    return leaf.detach().clone()
 
 
 class View:
@@ -243,3 +220,27 @@ def _kind(
     if _torch.storage_id(memory) in copies:
         return "input"
     return "own" if is_made(leaf) else "constant"
+
+
+def _copied(leaf: torch.Tensor, copies: dict[int, torch.Tensor]) -> torch.Tensor:
+    """Copy a tensor; the copies of tensors that share memory share memory, too.
+
+    Args:
+        leaf: The tensor.
+        copies: The copies of whole storages, by the storages' numbers.
+    """
+    if leaf.is_conj() or leaf.is_neg():
+        return leaf.detach().clone()
+    with torch.no_grad(), suppress(RuntimeError):
+        memory = leaf.untyped_storage()
+        number = _torch.storage_id(memory)
+        if number not in copies and leaf.numel() * leaf.element_size() == memory.nbytes():
+            copy = leaf.clone()
+            copies[number] = copy
+            return copy
+        if number in copies and copies[number].nbytes == memory.nbytes():
+            whole = copies[number].untyped_storage()
+            view = torch.empty(0, dtype=leaf.dtype, device=leaf.device)
+            view.set_(whole, leaf.storage_offset(), leaf.shape, leaf.stride())
+            return _torch.with_version_of(copies[number], view)
+    return leaf.detach().clone()

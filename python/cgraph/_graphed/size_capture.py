@@ -97,7 +97,7 @@ def record_sized(
                 raise
             raise BrokenError(error) from error
         session.close()
-    recorded = Recorded(graph, statics, result, time.perf_counter() - began)
+    recorded = Recorded(graph, statics, result, time.perf_counter() - began, plan.stream)
     fits = before.guards.fit(call.objects)
     changes = [] if fits else before.guards.changes(call.objects)
     changed = [one for one in changes if not plan.options.ignores(one.name)]

@@ -13,7 +13,7 @@ from cgraph._driver import Driver, Handle, Pool
 from cgraph._graphed.call import as_argument
 from cgraph.graphs import graph_pool_handle
 
-__all__ = ["PoolUse", "StaticMemory"]
+__all__ = ["PoolUse", "StaticMemory", "lock_of"]
 
 
 class PoolUse:
@@ -24,12 +24,14 @@ class PoolUse:
             it was allocated on.
         last_stream: The stream of the last replay; None on the simulator.
         lent: The static results that callers may have.
+        users: The captures of these functions.
     """
 
     def __init__(self, driver: Driver, handle: Handle) -> None:
         self._driver, self._handle = driver, handle
         self.stream = driver.new_stream()
         self.lent = _core.LentResults(_torch.increment_versions)
+        self.users: weakref.WeakSet[Any] = weakref.WeakSet()
         self.last_stream: _core.LastStream | None = None
         if driver.device_type == "cuda":
             ordinal = torch.cuda.current_device()
@@ -41,13 +43,13 @@ class PoolUse:
         mem_pool = self._driver.mem_pool(self._handle)
         if mem_pool is not None:
             return mem_pool.stats()["mapped"]
-        return self._driver.pool_state(self._handle).reserved
+        is_torch = self._driver.device_type == "cuda"
+        return self._driver.pool_state(self._handle).reserved if is_torch else 0
 
     @classmethod
     def of(cls, driver: Driver, pool: Pool) -> PoolUse:
         """Return the use of a pool on the current device, made by the first function."""
-        token: Any = getattr(pool, "id", pool)
-        handle: Handle = (token[0], token[1])
+        handle = _driver.token(pool)
         name = *_number(driver), *handle
         use = _uses.get(name)
         if use is None:
@@ -67,7 +69,15 @@ class StaticMemory:
         self._given = pool
         # The pool of captures without gradients, by device or simulator.
         self._pools: dict[tuple[int, int], tuple[Any, PoolUse]] = {}
+        self._own_streams: dict[tuple[int, int], Any] = {}
         self._buffers: dict[Hashable, _torch.WeakStorage] = {}
+
+    def own_stream(self, driver: Driver) -> Any:
+        """Return a stream for captures that share memory with no capture on the pool's stream."""
+        number = _number(driver)
+        if number not in self._own_streams:
+            self._own_streams[number] = driver.new_stream()
+        return self._own_streams[number]
 
     def pool(self, driver: Driver, needs_grad: bool) -> tuple[Any, PoolUse]:
         """Return the pool for a capture, and the use of the pool that the function's calls share.
@@ -114,6 +124,7 @@ class StaticMemory:
     def clear(self) -> None:
         """Forget pools and memory."""
         self._pools.clear()
+        self._own_streams.clear()
         self._buffers.clear()
 
     def _first_rows(self, form: Hashable, tensor: torch.Tensor) -> torch.Tensor | None:
@@ -130,6 +141,21 @@ class StaticMemory:
         self._buffers[form] = _torch.WeakStorage(static)
 
 
+def lock_of(pool: Pool | None) -> _core.FunctionLock:
+    """Return the lock of a function's replays: one for all that share a pool, and so its memory.
+
+    Args:
+        pool: The pool, if one is given.
+
+    Raises:
+        ArgumentError: It is none.
+    """
+    if pool is None:
+        return _core.FunctionLock()
+    return _locks.setdefault(_driver.token(pool), _core.FunctionLock())
+
+
+_locks: weakref.WeakValueDictionary[Handle, _core.FunctionLock] = weakref.WeakValueDictionary()
 _uses: weakref.WeakValueDictionary[tuple[int, ...], PoolUse] = weakref.WeakValueDictionary()
 
 

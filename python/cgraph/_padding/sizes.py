@@ -175,8 +175,11 @@ class PaddedSizes:
             args, kwargs = whole.arguments(whole.tensors)
             leaves, spec = tree_flatten(recorded.replay(*args, **kwargs))
             return leaves, spec
+        lent, is_fresh = self._answers.captures.pool_use.lent, self._options.outputs == "fresh"
+        lent.overwrite()
         Padded(recorded, found, self._options.pad)(tuple(call.tensors))
-        is_fresh = self._options.outputs == "fresh"
+        if not is_fresh:
+            recorded.result.lend(lent)
         # The comparison cuts the other leaves, which may share memory.
         result = _cut(recorded, found, ["input"])
         return tree_flatten(result.returned(call.tensors, is_fresh=is_fresh))

@@ -6,13 +6,19 @@ from typing import Any
 
 import torch
 
-from cgraph._torch.private_names import DataDependentOutput, DynamicOutputShape, FakeTensorMode
+from cgraph._torch.private_names import (
+    DataDependentOutput,
+    DynamicOutputShape,
+    FakeTensor,
+    FakeTensorMode,
+)
 
 __all__ = [
     "CpuFakeMode",
     "DataDependentOutput",
     "DynamicOutputShape",
     "as_computed",
+    "is_imagined",
 ]
 
 _NORMS = {
@@ -48,3 +54,8 @@ def as_computed(func: Any, args: Any, imagined: Any) -> Any:
     if all(one.dtype != torch.float32 for one in others):
         return imagined
     return imagined[0], *(one.float() for one in imagined[1:])
+
+
+def is_imagined(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor has no contents: if it is fake, or on the device ``meta``."""
+    return tensor.is_meta or isinstance(tensor, FakeTensor)

@@ -14,6 +14,7 @@ from cgraph.errors import TorchError
 try:
     from torch._subclasses.fake_tensor import DataDependentOutputException as DataDependentOutput
     from torch._subclasses.fake_tensor import DynamicOutputShapeException as DynamicOutputShape
+    from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
     from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
     from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
     from torch.utils.weak import TensorWeakRef as TensorWeakRef
@@ -26,6 +27,7 @@ except ImportError as error:
 __all__ = [
     "DataDependentOutput",
     "DynamicOutputShape",
+    "FakeTensor",
     "FakeTensorMode",
     "PrivateNames",
     "TensorWeakRef",

@@ -10,7 +10,7 @@ from cgraph import _core
 from cgraph._torch.private_names import of_torch
 from cgraph._torch.tensors import lazy_view, memory_of, storage_id, without_modes
 
-__all__ = ["can_be_unowned", "increment_versions", "unowned"]
+__all__ = ["can_be_unowned", "increment_versions", "unowned", "with_version_of"]
 
 
 def can_be_unowned(tensor: torch.Tensor) -> bool:
@@ -28,28 +28,40 @@ def unowned(
 ) -> list[torch.Tensor]:
     """Return tensors over the memory of others, without owning it and without their history.
 
-    Those of one storage share a storage again. It cannot be resized, and ``record_stream`` of one
-    does nothing. No dispatch mode and no mode of functions sees this.
+    Those of one storage share a storage and a version again. It cannot be resized, and
+    ``record_stream`` of one does nothing. No dispatch mode and no mode of functions sees this.
 
     Args:
         tensors: The tensors, each as :func:`can_be_unowned` has found it.
         owner: Kept until the last tensor over the memory is gone. With None, nothing is kept.
         pool: A pool whose memory is kept as long as the owner.
     """
-    storages: dict[tuple[int, bool], torch.UntypedStorage] = {}
+    first: dict[tuple[int, bool], torch.Tensor] = {}
     found = []
     with without_modes(), of_torch.DisableTorchFunction():
         for tensor in tensors:
             memory, is_inference = tensor.untyped_storage(), tensor.is_inference()
             number = storage_id(memory), is_inference
             with torch.inference_mode(is_inference):
-                if number not in storages:
-                    storages[number] = _storage(memory, owner, pool)
+                root = first.get(number)
+                storage = _storage(memory, owner, pool) if root is None else root.untyped_storage()
                 made = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-                place = tensor.storage_offset(), tensor.shape, tensor.stride()
-                made.set_(storages[number], *place)
+                made.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+                if root is None:
+                    first[number] = made
+                else:
+                    made = with_version_of(root, made)
                 found.append(lazy_view(made, tensor.is_conj(), tensor.is_neg()))
     return found
+
+
+def with_version_of(root: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
+    """Return a new tensor over the same memory that has the version of another one, as views do."""
+    if made.is_inference():
+        return made
+    alias = root.detach()
+    alias.data = made
+    return alias
 
 
 def _storage(

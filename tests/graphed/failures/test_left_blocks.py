@@ -44,6 +44,51 @@ def test_a_tensor_that_a_function_makes_in_a_capture_keeps_its_contents(lab: Lab
     assert states(graphed) == ["captured"] * 3
 
 
+def test_it_keeps_them_also_beside_another_function_of_the_pool(lab: Lab) -> None:
+    pool: Any = cgraph.MemPool()
+    other = cgraph.graphed(lambda x: sum(x * n for n in range(1, 9)), pool=pool)
+    for _ in range(3):
+        other(fresh(lab, 8, 3))
+    graphed, twin = cgraph.graphed(made_late(Store()), pool=pool), made_late(Store())
+    for _ in range(6):
+        x = fresh(lab, 8, 3)
+        assert torch.equal(graphed(x), twin(x))
+        other(fresh(lab, 8, 3))
+
+
+def test_a_result_of_a_refused_capture_is_what_the_function_keeps(lab: Lab) -> None:
+    store = Store()
+
+    def function(x: Tensor) -> Tensor:
+        y = x * 2
+        vars(store)["last"] = y
+        y.sum().item()
+        return y
+
+    graphed = cgraph.graphed(function)
+    for _ in range(3):
+        y = graphed(fresh(lab, 4))
+        y.add_(1)
+        assert vars(store)["last"] is y
+
+
+def test_an_error_of_the_function_in_a_capture_drops_no_other_graph(lab: Lab) -> None:
+    def function(x: Tensor) -> Tensor:
+        y = x * 2
+        if x.shape[0] == 4 and is_bad:
+            raise ValueError("bad")
+        return y
+
+    is_bad: list[int] = []
+    graphed = cgraph.graphed(function, on_fail="raise", guards={"is_bad": False})
+    for rows in (8, 8, 4):
+        graphed(fresh(lab, rows))
+    is_bad.append(1)
+    with pytest.raises(ValueError, match="bad"):
+        graphed(fresh(lab, 4))
+    assert states(graphed)[0] == "captured"
+
+
 @pytest.mark.parametrize("outputs", ["fresh", "static"])
 def test_a_result_of_a_refused_capture_stays_as_it_is(lab: Lab, outputs: Any) -> None:
     def function(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -302,3 +302,98 @@ def test_poison_shows_a_static_result_that_is_kept_too_long(lab: Lab) -> None:
     kept = function(fresh(lab, 8, 64))
     function(fresh(lab, 1, 64))
     assert torch.isnan(kept[-1]).all()
+
+
+@pytest.mark.parametrize("outputs", ["fresh", "static"])
+def test_results_that_share_memory_share_a_version(lab: Lab, outputs: Any) -> None:
+    function = graphed(lambda x: ((y := x * 2), y[1:]), outputs=outputs)
+    weight = fresh(lab, 4).requires_grad_()
+    for _ in range(4):
+        with torch.no_grad():
+            y, rows = function(fresh(lab, 4))
+        loss = (y * weight).sum()
+        rows.zero_()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+
+
+def test_autograd_refuses_a_static_result_that_the_first_padded_call_overwrote(lab: Lab) -> None:
+    function = graphed(lambda x: x * 2, sizes=[4], outputs="static")
+    weight = fresh(lab, 5).requires_grad_()
+    with torch.no_grad():
+        for _ in range(3):
+            y = function(fresh(lab, 4, 5))
+    stale = (y * weight).sum()
+    with torch.no_grad():
+        padded = function(fresh(lab, 3, 5))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        stale.backward()
+    stale = (padded * weight).sum()
+    with torch.no_grad():
+        function(fresh(lab, 4, 5))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        stale.backward()
+
+
+def test_a_gradient_in_the_pool_is_not_overwritten_by_another_function_of_it(lab: Lab) -> None:
+    pool: Any = MemPool()
+    weight = fresh(lab, 8).requires_grad_()
+
+    def step(x: Tensor) -> None:
+        (x * weight).square().sum().backward()
+
+    evaluate, stepped = graphed(plain, pool=pool), graphed(step, pool=pool)
+    with torch.no_grad():
+        for _ in range(3):
+            evaluate(fresh(lab, 4, 8))
+    for _ in range(6):
+        weight.grad = None
+        x = fresh(lab, 4, 8)
+        stepped(x)
+        with torch.no_grad():
+            evaluate(fresh(lab, 4, 8))
+            expected = 2 * (x * x).sum(0) * weight
+        assert weight.grad is not None
+        assert torch.allclose(weight.grad, expected, atol=1e-4)
+
+
+def test_a_function_called_in_a_break_of_another_one_of_its_pool_spoils_nothing(lab: Lab) -> None:
+    pool: Any = MemPool()
+    inner = graphed(plain, pool=pool)
+
+    def outer(x: Tensor) -> Tensor:
+        y = x * 3 + 1
+        z: Tensor = eager_break(lambda y: inner(y)[1], name="inner")(y)
+        return y * 2 + z
+
+    function = graphed(outer, pool=pool)
+    for _ in range(3):
+        inner(fresh(lab, 4, 8))
+    for _ in range(5):
+        x = fresh(lab, 4, 8)
+        y = x * 3 + 1
+        assert torch.allclose(function(x), y * 2 + plain(y)[1])
+
+
+def test_breaks_get_containers_classes_and_attributes_as_they_were(lab: Lab) -> None:
+    log: list[float] = []
+    seen: dict[str, Any] = {}
+
+    @eager_break
+    def note(log: list[float], y: Any, parts: dict[str, Tensor]) -> None:
+        log.append(float(y.sum()) * y.scale + float(parts["y"].sum()))
+        seen["class"] = type(parts["z"])
+
+    def body() -> Tensor:
+        y: Any = x * 2
+        y.scale = 3.0
+        note(log, y, {"y": y, "z": nn.Parameter(y.detach(), requires_grad=False)})
+        return y + 1  # type: ignore[no-any-return]
+
+    x = torch.ones(4, device=lab.device)
+    graph, _ = SegmentedGraph.capture(body)
+    log.clear()
+    for _ in range(3):
+        graph.replay()
+    assert log == [32.0] * 3
+    assert seen["class"] is nn.Parameter

@@ -12,7 +12,7 @@ use crate::detach::require_unforked;
 /// From feeding a graph to taking its results, and while another one is captured, no other thread may
 /// replay it. The thread that holds the lock may take it again, as through a break. A thread that takes
 /// or leaves it holds the interpreter, so no two threads do so at the same time.
-#[pyclass(frozen, name = "FunctionLock", module = "cgraph._core")]
+#[pyclass(frozen, weakref, name = "FunctionLock", module = "cgraph._core")]
 #[derive(Default)]
 pub(crate) struct FunctionLock {
     /// The number of the thread that holds it; zero if none does.

@@ -13,7 +13,7 @@ const NONE: u64 = u64::MAX;
 
 /// Replays of graphs of one pool use the same memory, so they must come one after another: this
 /// knows the stream of the last one.
-#[pyclass(frozen, name = "LastStream", weakref, module = "cgraph._core")]
+#[pyclass(frozen, name = "LastStream", module = "cgraph._core")]
 pub(crate) struct LastStream {
     current: CurrentStream,
     /// Called with the raw handles of the last stream, or none where that may be gone, and of the one that is
@@ -62,6 +62,12 @@ impl LastStream {
             last: AtomicU64::new(NONE),
             device,
         })
+    }
+
+    /// Make the current stream the last one; it waits for the one before.
+    #[pyo3(name = "follow")]
+    fn py_follow(&self, py: Python<'_>) -> PyResult<()> {
+        self.follow(py).map(drop)
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {

@@ -7,7 +7,7 @@ use pyo3::{PyTraverseError, PyVisit};
 use crate::raw::Attached;
 
 /// The next replay of any graph of the pool may overwrite them. Autograd must know, which may have saved one.
-#[pyclass(frozen, weakref, module = "cgraph._core")]
+#[pyclass(frozen, module = "cgraph._core")]
 pub(crate) struct LentResults {
     /// Tensors that share their version with what was lent.
     lent: Attached<Vec<Py<PyAny>>>,

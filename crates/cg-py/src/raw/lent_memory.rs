@@ -5,7 +5,8 @@ use std::ffi::{CStr, c_void};
 use cg_core::Retained;
 use dlpack_ffi::{DLDataType, DLDataTypeCode, DLDevice, DLDeviceType, DLManagedTensor, DLTensor};
 use pyo3::ffi::{
-    PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsule_New, PyErr_WriteUnraisable, PyObject,
+    Py_IsInitialized, PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsule_New,
+    PyErr_WriteUnraisable, PyGILState_Ensure, PyGILState_Release, PyObject,
 };
 use pyo3::prelude::*;
 
@@ -19,7 +20,7 @@ struct Lent {
     managed: DLManagedTensor,
     bytes: [i64; 1],
     stride: [i64; 1],
-    _keeps: (Py<PyAny>, Option<Retained>),
+    keeps: (Py<PyAny>, Option<Retained>),
 }
 
 /// Return a capsule of bytes of a GPU, or of the host without an `ordinal`. The memory stays valid as long as
@@ -63,7 +64,7 @@ pub(crate) fn lend(
         },
         bytes: [bytes],
         stride: [1],
-        _keeps: keeps,
+        keeps,
     }));
     lent.managed.dl_tensor.shape = lent.bytes.as_mut_ptr();
     lent.managed.dl_tensor.strides = lent.stride.as_mut_ptr();
@@ -81,13 +82,27 @@ pub(crate) fn lend(
 
 /// Let go what keeps the memory. Called once, when the last tensor over it is gone, on any thread.
 unsafe extern "C" fn take_back(managed: *mut DLManagedTensor) {
-    // SAFETY: the pointer is that of `lend`, to the first field of a leaked box, and its taker calls this
-    // once.
-    let lent = unsafe { Box::from_raw(managed.cast::<Lent>()) };
-    let mut lent = Some(lent);
-    // A process at its end keeps it: objects of Python's cannot go any more.
-    Python::try_attach(|_| drop(lent.take()));
-    std::mem::forget(lent);
+    // SAFETY: this may be asked at any time.
+    if unsafe { Py_IsInitialized() } == 0 {
+        // A process at its end keeps it: objects of Python's cannot go any more.
+        return;
+    }
+    // torch may run this inside of a call of ours, with the interpreter let go: what pyo3 believes of this
+    // thread does not count.
+    // SAFETY: Python is initialized, and the state is released below, on the same thread.
+    let state = unsafe { PyGILState_Ensure() };
+    {
+        // SAFETY: the interpreter is held until the state is released, and the token ends before.
+        let py = unsafe { Python::assume_attached() };
+        // SAFETY: the pointer is that of `lend`, to the first field of a leaked box, and its taker calls
+        // this once.
+        let lent = unsafe { Box::from_raw(managed.cast::<Lent>()) };
+        let (owner, retained) = lent.keeps;
+        drop(retained);
+        owner.drop_ref(py);
+    }
+    // SAFETY: this is the state of above, and nothing of Python's is used after it.
+    unsafe { PyGILState_Release(state) };
 }
 
 /// End a capsule: without a taker, the memory goes back here.
