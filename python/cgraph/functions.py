@@ -93,7 +93,8 @@ def graphed(
         warmup: Number of eager calls of a key before the capture; 11 with DDP.
         max_graphs: Number of keys that may have a graph; the least recently used one goes first. By
             default 64, or the number of ``sizes`` if that is larger.
-        pool: The pool of all graphs without gradients. By default a new one.
+        pool: The pool of all graphs without gradients, by default a new one. Functions of one pool
+            share its memory: their calls wait for each other.
         on_fail: ``"raise"``: raise instead of letting a key run eagerly.
         debug: Actions of calls to find a mistake, by default the words of ``CGRAPH_DEBUG``: one or
             more of ``"sync"`` (wait after each operator), ``"eager"``, ``"compare"`` (with an eager
