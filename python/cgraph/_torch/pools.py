@@ -51,9 +51,13 @@ def empty_cache() -> None:
     The pinned allocator keeps some 50 KiB for each pool that ever existed, until this is called.
     """
     torch.cuda.empty_cache()
-    host_empty_cache = getattr(torch._C, "_host_emptyCache", None)
-    if host_empty_cache is not None:
-        host_empty_cache()
+    _empty_host_cache()
+
+
+def _empty_host_cache() -> None:
+    empty = getattr(torch._C, "_host_emptyCache", None)
+    if empty is not None:
+        empty()
 
 
 def takes_allocators() -> bool:
@@ -195,7 +199,16 @@ class PoolKeeper:
         self._graph: Any = None
         try:
             self._graph = _empty_graph(handle, side)
+        except RuntimeError:
+            self._undo_begin()
+            # The pinned allocator may still have its part of the pool, whose last user is gone.
+            _empty_host_cache()
+        if self._graph is not None:
+            return
+        try:
+            self._graph = _empty_graph(handle, side)
         except RuntimeError as error:
+            self._undo_begin()
             # A capture that failed to begin leaves the random state capturing; a good one ends
             # that.
             _empty_graph(None, side)
@@ -205,6 +218,12 @@ class PoolKeeper:
                 " handle from cgraph.graph_pool_handle(), which keeps its pool; begin the capture"
                 " outside of use_mem_pool"
             ) from error
+
+    def _undo_begin(self) -> None:
+        """Undo the part of a capture's begin that succeeded before another one failed."""
+        with suppress(RuntimeError):  # it may have failed before
+            end_routing(self._ordinal, self.handle)
+            torch._C._cuda_releasePool(self._ordinal, self.handle)
 
     def __del__(self) -> None:
         """Release the graph and the owner in an order that torch tolerates."""

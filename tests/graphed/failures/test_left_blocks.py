@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
@@ -50,10 +51,11 @@ def test_it_keeps_them_also_beside_another_function_of_the_pool(lab: Lab) -> Non
     for _ in range(3):
         other(fresh(lab, 8, 3))
     graphed, twin = cgraph.graphed(made_late(Store()), pool=pool), made_late(Store())
-    for _ in range(6):
+    for _ in range(9):
         x = fresh(lab, 8, 3)
         assert torch.equal(graphed(x), twin(x))
         other(fresh(lab, 8, 3))
+    assert states(graphed) == states(other) == ["captured"]
 
 
 def test_a_result_of_a_refused_capture_is_what_the_function_keeps(lab: Lab) -> None:
@@ -122,3 +124,19 @@ def test_what_refused_captures_do_not_leave_drops_no_other_graph(lab: Lab) -> No
     assert sorted(states(graphed)) == ["captured", "eager"]
     (captured,) = (key for key in graphed.report().keys if key.state == "captured")
     assert (captured.eager_calls, captured.replays) == (1, 3)
+
+
+def test_a_pool_that_has_lost_all_its_graphs_is_captured_into_again(lab: Lab) -> None:
+    pool: Any = cgraph.MemPool()
+    graphed = cgraph.graphed(lambda x: x * 2, pool=pool)
+    for _ in range(3):
+        for _ in range(3):
+            x = fresh(lab, 4)
+            y = graphed(x)
+            assert torch.equal(y, x * 2)
+        assert states(graphed) == ["captured"]
+        graphed.reset()
+        assert torch.equal(y, x * 2)
+    # Nothing is left that would disturb the end of another pool.
+    other, _ = cgraph.MemPool(), gc.collect()
+    del other
