@@ -1,4 +1,4 @@
-"""Graphed functions that share a pool, on several streams."""
+"""Pools that several users share: functions on several streams, and `use_mem_pool`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import pytest
 import torch
 
 import cgraph
+from cgraph.errors import ForeignError
+from lab import CudaLab, fresh
+from pools import MIB, capture
 
 pytestmark = pytest.mark.gpu
 
@@ -34,3 +37,18 @@ def test_functions_of_one_pool_run_one_after_the_other_whatever_their_streams() 
         torch.cuda.synchronize()
         for one, right in zip(found, expected, strict=True):
             torch.testing.assert_close(one, right)
+
+
+def test_a_capture_into_a_pool_that_use_mem_pool_is_using_leaves_that_use_alone() -> None:
+    lab, pool = CudaLab(), cgraph.MemPool()
+    x = fresh(lab, 8)
+    with torch.cuda.use_mem_pool(pool):
+        for _ in range(2):
+            with pytest.raises(ForeignError, match="use_mem_pool is using it"):
+                capture(lambda: x * 2, pool)
+        inside = fresh(lab, MIB)
+    assert lab.in_pool(inside, pool.id)
+    graph, y = capture(lambda: x * 2, pool)
+    x.normal_()
+    graph.replay()
+    assert torch.equal(y, x * 2)

@@ -179,6 +179,10 @@ def pool_segments(handle: Handle) -> list[dict[str, Any]]:
     return [one for one in segments if tuple(one["segment_pool_id"]) == tuple(handle)]
 
 
+# A part of the error of torch's allocators for a pool that a capture or use_mem_pool routes to.
+_IS_ROUTED = "already recording"
+
+
 class PoolKeeper:
     """A user of a pool that torch's allocators, device and pinned, count like a captured graph.
 
@@ -198,32 +202,37 @@ class PoolKeeper:
         self._owner = owner
         self._graph: Any = None
         try:
-            self._graph = _empty_graph(handle, side)
+            self._graph = self._begun(side)
         except RuntimeError:
-            self._undo_begin()
             # The pinned allocator may still have its part of the pool, whose last user is gone.
             _empty_host_cache()
-        if self._graph is not None:
-            return
+            self._graph = self._begun_again(side)
+
+    def _begun(self, side: torch.cuda.Stream) -> Any:
         try:
-            self._graph = _empty_graph(handle, side)
+            return _empty_graph(self.handle, side)
         except RuntimeError as error:
-            self._undo_begin()
+            # If it was the pinned allocator that refused, the device's one routes to the pool now.
+            # Otherwise that is somebody else's routing.
+            if _IS_ROUTED not in str(error):
+                with suppress(RuntimeError):
+                    end_routing(self._ordinal, self.handle)
+                    torch._C._cuda_releasePool(self._ordinal, self.handle)
+            raise
+
+    def _begun_again(self, side: torch.cuda.Stream) -> Any:
+        try:
+            return self._begun(side)
+        except RuntimeError as error:
             # A capture that failed to begin leaves the random state capturing; a good one ends
             # that.
             _empty_graph(None, side)
             raise ForeignError(
-                f"pool {tuple(handle)} cannot be captured into: its last user is gone, or another"
-                " capture or use_mem_pool is using it. Keep a graph of the pool alive, or take the"
-                " handle from cgraph.graph_pool_handle(), which keeps its pool; begin the capture"
-                " outside of use_mem_pool"
+                f"pool {tuple(self.handle)} cannot be captured into: its last user is gone, or"
+                " another capture or use_mem_pool is using it. Keep a graph of the pool alive, or"
+                " take the handle from cgraph.graph_pool_handle(), which keeps its pool; begin the"
+                " capture outside of use_mem_pool"
             ) from error
-
-    def _undo_begin(self) -> None:
-        """Undo the part of a capture's begin that succeeded before another one failed."""
-        with suppress(RuntimeError):  # it may have failed before
-            end_routing(self._ordinal, self.handle)
-            torch._C._cuda_releasePool(self._ordinal, self.handle)
 
     def __del__(self) -> None:
         """Release the graph and the owner in an order that torch tolerates."""
