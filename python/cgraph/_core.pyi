@@ -668,8 +668,11 @@ class LentResults:
     """
 
     def __new__(cls, increment: Callable[[list[Any]], object]) -> Self: ...
-    def lend(self, own: object) -> None:
-        """Note a tensor that shares its version with what a caller has got."""
+    def lend(self, own: list[Any]) -> None:
+        """Note tensors that share their versions with what a caller has got.
+
+        A replay has overwritten all others before.
+        """
     def overwrite(self) -> None:
         """Increment the versions of all that are noted, and forget them."""
 

@@ -33,7 +33,7 @@ def weak_ref(tree: Any) -> Any:
 
     For the outputs of a captured graph: captures to come into its pool may use their memory, so
     that graphs of many sizes take what the largest one takes. The caller keeps the graph, or its
-    pool, as long as he uses the tensors, and reads them before another graph of the pool is
+    pool, as long as the tensors are used, and reads them before another graph of the pool is
     replayed.
 
     Args:

@@ -56,14 +56,6 @@ class Case:
         assert same(self.y, self.before)
 
 
-def settled(sim: SimLab) -> dict[str, int]:
-    """Return the live objects when everything else has gone."""
-    gc.collect()
-    sim.simulator.synchronize()
-    sim.simulator.device.collect()
-    return sim.simulator.live()
-
-
 def is_named(error: CgraphError, code: int) -> bool:
     """Return whether an error names the failed call or its code."""
     return any(part in str(error) for part in ("cu", f"({code})", "out of memory"))
@@ -103,7 +95,7 @@ def test_each_driver_call_failing_once_leaves_a_usable_pool_with_its_contents(
     calls = len(simulator.calls()) - start
     case.check()
     del case
-    baseline = settled(sim)
+    baseline = sim.settled()
     failures = 0
     for n in range(calls):
         case = Case()
@@ -120,7 +112,7 @@ def test_each_driver_call_failing_once_leaves_a_usable_pool_with_its_contents(
         simulator.clear_faults()
         case.check()
         del case
-        assert settled(sim) == baseline
+        assert sim.settled() == baseline
     assert failures >= 2
 
 
@@ -133,7 +125,7 @@ def test_each_driver_call_failing_once_in_trim_loses_no_segment(sim: SimLab, cod
     case.trim()
     calls = len(simulator.calls()) - start
     del case
-    baseline = settled(sim)
+    baseline = sim.settled()
     failures = 0
     for n in range(calls):
         case = Case()
@@ -157,7 +149,7 @@ def test_each_driver_call_failing_once_in_trim_loses_no_segment(sim: SimLab, cod
         assert torch.equal(y, case.x * 2)
         del graph, y
         del case
-        assert settled(sim) == baseline
+        assert sim.settled() == baseline
     assert failures >= 1
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -106,6 +107,13 @@ class SimLab:
 
     def in_pool(self, tensor: torch.Tensor, handle: Any) -> bool:
         return self.simulator.pools.known[tuple(handle)].find(tensor) is not None
+
+    def settled(self) -> dict[str, int]:
+        """Return the live objects when everything else has gone."""
+        gc.collect()
+        self.simulator.synchronize()
+        self.simulator.device.collect()
+        return self.simulator.live()
 
     def segments(self, handle: Any) -> int:
         return len(self.simulator.pools.known[tuple(handle)].segments())

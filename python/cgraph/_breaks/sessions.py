@@ -300,8 +300,8 @@ class Break:
         elif self._blocks is not None and not (self._flow is not None and self._flow.is_connected):
             # Each replay comes here before work that takes the memory of the arguments.
             args, kwargs = self._arguments
-            given = {name: self._blocks.without_blocks(value) for name, value in kwargs.items()}
-            self._arguments = self._blocks.without_blocks(args), given
+            args, values = self._blocks.without_blocks((args, tuple(kwargs.values())))
+            self._arguments = args, dict(zip(kwargs, values, strict=True))
         self._blocks = None
         return result
 

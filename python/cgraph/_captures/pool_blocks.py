@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -63,9 +63,9 @@ class PoolBlocks:
 
         In a tuple, each item is replaced. Other containers are the user's, who may change them.
         """
-        if type(value) is tuple:
-            return tuple(map(self.without_blocks, value))
-        return unowned_in(self._driver, self.token, [value])[0] if self._is_since(value) else value
+        found = [one for one in _items(value) if self._is_since(one)]
+        made = unowned_in(self._driver, self.token, found)
+        return _replaced(value, dict(zip(map(id, found), made, strict=True)))
 
     def _is_since(self, leaf: Any) -> bool:
         # What has attributes, or is of another class, is more than its memory.
@@ -73,3 +73,19 @@ class PoolBlocks:
             return False
         start = leaf.untyped_storage().data_ptr()
         return start not in self._before and self._driver.is_in_pool(leaf, self.token)
+
+
+def _items(value: Any) -> Iterator[Any]:
+    """Yield the items of tuples at any depth; a value itself if it is none."""
+    if type(value) is tuple:
+        for one in value:
+            yield from _items(one)
+    else:
+        yield value
+
+
+def _replaced(value: Any, by: dict[int, torch.Tensor]) -> Any:
+    """Replace items of tuples at any depth by others, which are found by ``id``."""
+    if type(value) is tuple:
+        return tuple(_replaced(one, by) for one in value)
+    return by.get(id(value), value)

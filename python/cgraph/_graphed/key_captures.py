@@ -121,7 +121,7 @@ class KeyCaptures:
         same stream, may have temporary memory there.
         """
         lasts = shown.uses_gradients or shown.refusals or self._options.side_effects != "refuse"
-        return self.memory.own_stream(driver) if lasts else use.stream
+        return self.memory.own_stream(driver, use) if lasts else use.stream
 
 
 class GraphsBeside:

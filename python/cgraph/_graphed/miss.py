@@ -342,15 +342,17 @@ class Answers:
             return self._trained(key, call, captured, args, kwargs, eager)
         leave(recorded, call.tensors, recorded.statics)
         is_fresh = self.options.outputs == "fresh" or captured.difference is not None
-        if not is_fresh:
-            recorded.give_up_results()
-            recorded.result.lend(self.captures.pool_use.lent)
-        result = recorded.result.returned(call.tensors, is_fresh=is_fresh)
+        if is_fresh:
+            result = recorded.result.returned(call.tensors, is_fresh=True)
         if captured.difference is not None:
             self._differs(key, captured)
         else:
             self.hold(key, call, captured)
             key.was_replayed()
+        if not is_fresh:
+            # Now it owns no block.
+            recorded.result.lend(self.captures.pool_use.lent)
+            result = recorded.result.returned(call.tensors, is_fresh=False)
         return lambda: result
 
     def _trained(

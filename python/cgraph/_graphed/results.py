@@ -103,9 +103,8 @@ class Result:
 
     def lend(self, lent: _core.LentResults) -> None:
         """Note that a caller gets the leaves that lie in the graph's memory."""
-        for leaf, kind in zip(self.leaves, self.kinds, strict=True):
-            if kind == "own":
-                lent.lend(leaf)
+        pairs = zip(self.leaves, self.kinds, strict=True)
+        lent.lend([leaf for leaf, kind in pairs if kind == "own"])
 
     def view(self, number: int) -> View | None:
         """Return the view that makes an ``"input"`` leaf of its argument; None if it is a copy."""

@@ -15,6 +15,9 @@ from cgraph.graphs import graph_pool_handle
 
 __all__ = ["PoolUse", "StaticMemory", "lock_of"]
 
+# As many as torch has of each priority.
+_STREAMS = 32
+
 
 class PoolUse:
     """The use of one pool of a device, shared by all functions that capture into it.
@@ -32,11 +35,24 @@ class PoolUse:
         self.stream = driver.new_stream()
         self.lent = _core.LentResults(_torch.increment_versions)
         self.users: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._streams = [self.stream]
         self.last_stream: _core.LastStream | None = None
         if driver.device_type == "cuda":
             ordinal = torch.cuda.current_device()
             device, source = _core.Device.cuda(ordinal), _torch.current_stream_source()
             self.last_stream = _core.LastStream(device, source, ordinal, _wait_for_last)
+
+    def another_stream(self) -> Any:
+        """Return a stream for captures that share memory with no other one.
+
+        torch hands out some dozens of streams in turns.
+        """
+        for _ in range(_STREAMS):
+            made = self._driver.new_stream()
+            if made not in self._streams:
+                break
+        self._streams.append(made)
+        return made
 
     def nbytes(self) -> int:
         """Return the device's bytes in the pool."""
@@ -72,11 +88,11 @@ class StaticMemory:
         self._own_streams: dict[tuple[int, int], Any] = {}
         self._buffers: dict[Hashable, _torch.WeakStorage] = {}
 
-    def own_stream(self, driver: Driver) -> Any:
-        """Return a stream for captures that share memory with no capture on the pool's stream."""
+    def own_stream(self, driver: Driver, use: PoolUse) -> Any:
+        """Return the function's stream for captures that share memory with no other function's."""
         number = _number(driver)
         if number not in self._own_streams:
-            self._own_streams[number] = driver.new_stream()
+            self._own_streams[number] = use.another_stream()
         return self._own_streams[number]
 
     def pool(self, driver: Driver, needs_grad: bool) -> tuple[Any, PoolUse]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -67,14 +66,6 @@ class Segmented:
             assert torch.equal(y, body(x))
 
 
-def settled(sim: SimLab) -> dict[str, int]:
-    """Return the live objects when everything else has gone."""
-    gc.collect()
-    sim.simulator.synchronize()
-    sim.simulator.device.collect()
-    return sim.simulator.live()
-
-
 @pytest.mark.parametrize("make", [Graphed, Segmented])
 @pytest.mark.parametrize("code", [2, 719])
 def test_each_driver_call_failing_once_leaves_a_ladder_that_can_be_completed(
@@ -87,7 +78,7 @@ def test_each_driver_call_failing_once_leaves_a_ladder_that_can_be_completed(
     calls = len(simulator.calls()) - start
     case.check()
     del case
-    baseline = settled(sim)
+    baseline = sim.settled()
     failures = 0
     for n in range(calls):
         case = make(sim)
@@ -102,5 +93,5 @@ def test_each_driver_call_failing_once_leaves_a_ladder_that_can_be_completed(
         case.capture()
         case.check()
         del case
-        assert settled(sim) == baseline
+        assert sim.settled() == baseline
     assert failures >= 20

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import cgraph
-from cgraph import MemPool, SegmentedGraph, eager_break, graphed, weak_ref
+from cgraph import MemPool, SegmentedGraph, _torch, eager_break, graphed, weak_ref
 from cgraph.errors import CompareError
 from lab import CudaLab, Lab, fresh
 from networks import network
@@ -373,6 +373,26 @@ def test_a_function_called_in_a_break_of_another_one_of_its_pool_spoils_nothing(
         x = fresh(lab, 4, 8)
         y = x * 3 + 1
         assert torch.allclose(function(x), y * 2 + plain(y)[1])
+
+
+def test_breaks_get_tensors_that_are_or_share_one_as_they_were(lab: Lab) -> None:
+    found: list[bool] = []
+
+    @eager_break
+    def look(whole: Tensor, parts: tuple[Tensor, Tensor], *, last: Tensor) -> None:
+        storages = {_torch.storage_id(one.untyped_storage()) for one in (*parts, last)}
+        found.append(whole is parts[0] and len(storages) == 1)
+
+    def body() -> Tensor:
+        y = x * 2
+        look(y, (y, y[1:]), last=y[2:])
+        return y + 1
+
+    x = fresh(lab, 4)
+    graph, _ = SegmentedGraph.capture(body)
+    for _ in range(3):
+        graph.replay()
+    assert found == [True] * 4
 
 
 def test_breaks_get_containers_classes_and_attributes_as_they_were(lab: Lab) -> None:

@@ -9,8 +9,8 @@ use crate::raw::Attached;
 /// The next replay of any graph of the pool may overwrite them. Autograd must know, which may have saved one.
 #[pyclass(frozen, module = "cgraph._core")]
 pub(crate) struct LentResults {
-    /// Tensors that share their version with what was lent.
-    lent: Attached<Vec<Py<PyAny>>>,
+    /// Tensors that share their version with what the last replay has lent.
+    lent: Attached<Option<Py<PyList>>>,
     /// Increments the version of each tensor of a list.
     increment: Py<PyAny>,
 }
@@ -25,30 +25,23 @@ impl LentResults {
         }
     }
 
-    /// Note a tensor in whose memory a caller has got a result.
-    pub(crate) fn lend(&self, own: &Bound<'_, PyAny>) {
-        let py = own.py();
-        let mut lent = self.lent.take(py);
-        lent.push(own.clone().unbind());
-        drop(self.lent.replace(py, lent));
+    /// Note tensors in whose memory a caller has got results. A replay has overwritten all others before.
+    #[inline]
+    pub(crate) fn lend(&self, own: &Bound<'_, PyList>) {
+        drop(self.lent.replace(own.py(), Some(own.clone().unbind())));
     }
 
     /// Note that a replay is about to overwrite all of them.
     #[inline]
     pub(crate) fn overwrite(&self, py: Python<'_>) -> PyResult<()> {
-        let lent = self.lent.take(py);
-        if lent.is_empty() {
-            return Ok(());
+        match self.lent.take(py) {
+            Some(lent) => self.increment.call1(py, (lent,)).map(drop),
+            None => Ok(()),
         }
-        self.increment
-            .call1(py, (PyList::new(py, lent)?,))
-            .map(drop)
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
-        self.lent.traverse(&visit, |lent, visit| {
-            lent.iter().try_for_each(|one| visit.call(one))
-        })?;
+        self.lent.traverse(&visit, |lent, visit| visit.call(lent))?;
         visit.call(&self.increment)
     }
 

@@ -17,6 +17,8 @@ use crate::tensors::{Match, Signature};
 /// The result of a replay.
 pub(crate) struct Results {
     leaves: Vec<Leaf>,
+    /// The tensors of the static ones, if there are some.
+    own: Option<Py<PyList>>,
     /// Makes the new tensors among them, if there are some.
     fresh: Option<Py<FreshResults>>,
     build: Build,
@@ -86,9 +88,14 @@ impl Results {
             Ok("tuple") => Build::Tuple,
             _ => Build::Other(build.clone().unbind()),
         };
-        let has_static = leaves.iter().any(|leaf| matches!(leaf, Leaf::Static(_)));
+        let own: Vec<_> = leaves.iter().filter_map(Leaf::own).collect();
+        let has_static = !own.is_empty();
+        let own = has_static
+            .then(|| PyList::new(given.py(), own))
+            .transpose()?;
         Ok(Self {
             fresh: fresh_of(given)?,
+            own: own.map(Bound::unbind),
             leaves,
             build,
             warn: warn.filter(|_| has_static),
@@ -127,10 +134,8 @@ impl Results {
         new: Option<&NewResults<'_>>,
         lent: Option<&LentResults>,
     ) -> PyResult<Py<PyAny>> {
-        for leaf in &self.leaves {
-            if let (Leaf::Static(output), Some(lent)) = (leaf, lent) {
-                lent.lend(output.own.bind(py));
-            }
+        if let (Some(own), Some(lent)) = (&self.own, lent) {
+            lent.lend(own.bind(py));
         }
         let all = || self.leaves.iter().map(|leaf| leaf.lend(py, tensors, new));
         match &self.build {
@@ -184,6 +189,14 @@ impl Leaf {
                 return Err(argument("the kind of an output", &kind, expected));
             }
         })
+    }
+
+    /// Return the tensor of a static one.
+    fn own(&self) -> Option<&Py<PyAny>> {
+        match self {
+            Self::Static(output) => Some(&output.own),
+            _ => None,
+        }
     }
 
     /// Return whether somebody has what the call before last has returned of a static one.
