@@ -25,6 +25,7 @@ mod stream;
 mod template;
 mod tracker;
 mod transfer;
+pub mod tree;
 mod work;
 
 pub use address::NodeAddress;

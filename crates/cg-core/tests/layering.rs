@@ -95,7 +95,7 @@ const RAW: &str = "crates/cg-py/src/raw";
 /// The modules of cg-core, the lowest layer first. Those of a layer do not know each other, so that
 /// there are no circles.
 const CORE_LAYERS: &[&[&str]] = &[
-    &["code", "free_list", "hook"],
+    &["code", "free_list", "hook", "tree"],
     &["error"],
     &["driver"],
     &["base_addresses", "ranges", "retain"],
@@ -119,6 +119,7 @@ const PY_LAYERS: &[&[&str]] = &[
     &["arguments", "guards"],
     &["graph"],
     &["dispatch"],
+    &["trees"],
     &["lib"],
 ];
 

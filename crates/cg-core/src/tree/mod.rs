@@ -1,0 +1,459 @@
+//! [`Tree`]: which recorded graph answers a call, where graphs share memory. No driver is called here.
+//!
+//! A graph was recorded while outputs of the calls before it were in use, and uses no memory of those. So
+//! it can run only behind the same calls, with no more outputs in use: graphs are nodes of a tree, and the
+//! calls of one step are a path that begins at a root.
+
+mod call;
+mod node;
+mod path;
+
+use std::collections::HashMap;
+
+pub use call::{Answer, Call, Function, FunctionId, Holders, Mode, Reason, Step};
+use node::Node;
+pub use node::{Input, NodeId, OutputId};
+use path::{Path, PathState};
+
+/// A path that is over: its outputs are nobody's from here on.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Ended {
+    /// The outputs that somebody still holds, and where each begins.
+    pub live: Vec<(OutputId, u64)>,
+    /// The outputs own their blocks of the pool, as the path was recorded and not replayed.
+    pub owns: bool,
+}
+
+/// A function that is being recorded.
+#[derive(Debug)]
+pub struct Open {
+    function: FunctionId,
+    parent: Option<NodeId>,
+    managed: Vec<(u32, u64)>,
+    statics: Vec<(u32, u64)>,
+    live: Vec<OutputId>,
+}
+
+impl Open {
+    /// The places of the inputs that lie in outputs of the path, and their addresses.
+    #[must_use]
+    pub fn managed(&self) -> &[(u32, u64)] {
+        &self.managed
+    }
+
+    /// The places of the inputs that stay in place, and their addresses.
+    #[must_use]
+    pub fn statics(&self) -> &[(u32, u64)] {
+        &self.statics
+    }
+
+    /// Take static inputs for such that may be anywhere.
+    pub fn copy(&mut self, places: &[u32]) {
+        self.statics.retain(|(place, _)| !places.contains(place));
+    }
+
+    /// The outputs of the path that somebody holds.
+    #[must_use]
+    pub fn live(&self) -> &[OutputId] {
+        &self.live
+    }
+}
+
+/// A function may stand on one path so often.
+const MOST_REPEATS: u32 = 256;
+
+/// The graphs of a pool, and the path that calls have taken since their step began.
+#[derive(Debug, Default)]
+pub struct Tree {
+    functions: Vec<Known>,
+    nodes: Vec<Node>,
+    roots: HashMap<FunctionId, Vec<NodeId>>,
+    root_rerecords: HashMap<FunctionId, u32>,
+    path: Option<Path>,
+    ended: Option<Ended>,
+    /// The step of the last call.
+    step: Option<i64>,
+    /// A function has run for the first time since the step began.
+    has_first_run: bool,
+    pending_backward: bool,
+}
+
+#[derive(Debug)]
+struct Known {
+    function: Function,
+    has_run: bool,
+    /// How often it was put off, as another one ran for the first time in the same step.
+    put_off: u32,
+}
+
+impl Tree {
+    /// Add a function.
+    ///
+    /// # Panics
+    /// With 2^32 functions.
+    pub fn add(&mut self, function: Function) -> FunctionId {
+        let id = u32::try_from(self.functions.len()).expect("fewer functions");
+        self.functions.push(Known {
+            function,
+            has_run: false,
+            put_off: 0,
+        });
+        FunctionId(id)
+    }
+
+    /// Decide what is to be done with a call.
+    ///
+    /// It may end the path: see [`Self::take_ended`].
+    pub fn decide(&mut self, call: &Call<'_>, holders: &mut impl Holders) -> Answer {
+        let answer = self.answer(call, holders);
+        self.follow_mode(call.function);
+        answer
+    }
+
+    /// Return the path that the last decision has ended. Its outputs must be made inaccessible once the call is
+    /// enqueued, and before the next one.
+    pub fn take_ended(&mut self) -> Option<Ended> {
+        self.ended.take()
+    }
+
+    /// End the path.
+    pub fn end_path(&mut self, holders: &impl Holders) {
+        if let Some(path) = self.path.take() {
+            let live = self.held(Some(&path), holders);
+            let owns = path.owns();
+            self.ended = Some(Ended { live, owns });
+        }
+    }
+
+    /// Note that a function runs without the tree.
+    pub fn ran(&mut self, function: FunctionId) {
+        let known = &mut self.functions[function.0 as usize];
+        self.has_first_run |= !known.has_run;
+        known.has_run = true;
+        self.follow_mode(function);
+    }
+
+    /// Note that a backward pass runs without the tree.
+    pub fn set_running_backward(&mut self) {
+        self.pending_backward = false;
+    }
+
+    /// Drop all nodes; functions stay. The path has been ended.
+    pub fn clear(&mut self) {
+        let functions = std::mem::take(&mut self.functions);
+        *self = Self {
+            functions,
+            ..Self::default()
+        };
+    }
+
+    /// Return whether a forward pass waits for its backward pass.
+    #[must_use]
+    pub fn has_pending_backward(&self) -> bool {
+        self.pending_backward
+    }
+
+    /// Begin a recording, which [`Self::decide`] has answered. The inputs are still held, and what it has
+    /// ended is not taken yet.
+    #[must_use]
+    pub fn open(&self, call: &Call<'_>, holders: &impl Holders) -> Open {
+        let held = self.held(self.path.as_ref(), holders);
+        let ending = self.ending();
+        let function = &self.functions[call.function.0 as usize].function;
+        let (mut managed, mut statics) = (Vec::new(), Vec::new());
+        for (place, input) in (0..).zip(call.inputs).filter(|(_, one)| one.memory != 0) {
+            if held.iter().any(|(_, memory)| *memory == input.memory) {
+                managed.push((place, input.address));
+            } else if is_static(function, place, *input, &ending) {
+                statics.push((place, input.address));
+            }
+        }
+        Open {
+            function: call.function,
+            parent: self.path.as_ref().map(Path::current),
+            managed,
+            statics,
+            live: held.into_iter().map(|(output, _)| output).collect(),
+        }
+    }
+
+    /// Note the end of a recording, which has let go of its inputs: the node is the end of the path now.
+    /// `outputs` are the addresses of its new memory, one for each piece.
+    ///
+    /// # Panics
+    /// With 2^32 nodes.
+    pub fn close(&mut self, open: Open, outputs: Vec<u64>, holders: &impl Holders) -> NodeId {
+        let parent = open.parent.map(|id| self.node(id));
+        let dead_before = parent.map_or_else(Vec::new, |parent| {
+            let was_live = parent.live_after.iter();
+            was_live
+                .filter(|one| !open.live.contains(one))
+                .copied()
+                .collect()
+        });
+        let (mut live_after, dead_after): (Vec<_>, Vec<_>) =
+            open.live.iter().partition(|one| holders.is_alive(**one));
+        let repeats = 1 + self.repeats(open.parent, open.function);
+        let id = NodeId(u32::try_from(self.nodes.len()).expect("fewer nodes"));
+        let own = (0..)
+            .take(outputs.len())
+            .map(|index| OutputId { node: id, index });
+        live_after.extend(own);
+        self.nodes.push(Node {
+            function: open.function,
+            parent: open.parent,
+            repeats,
+            managed: open.managed,
+            statics: open.statics,
+            dead_before,
+            dead_after,
+            live_after,
+            outputs,
+            children: HashMap::new(),
+            rerecords: HashMap::new(),
+        });
+        self.siblings_mut(open.parent, open.function).insert(0, id);
+        self.extend_path(id, PathState::Recorded);
+        id
+    }
+
+    /// Return a node.
+    ///
+    /// # Panics
+    /// If there is none of this number.
+    #[must_use]
+    pub fn node(&self, id: NodeId) -> &Node {
+        &self.nodes[id.0 as usize]
+    }
+
+    /// Return where an output begins.
+    ///
+    /// # Panics
+    /// If there is none of this number.
+    #[must_use]
+    pub fn memory(&self, output: OutputId) -> u64 {
+        self.node(output.node).outputs[output.index as usize]
+    }
+
+    /// Note that the outputs of the path own their blocks of the pool from here on.
+    pub fn own_path(&mut self) {
+        if let Some(path) = &mut self.path {
+            path.state = PathState::Recorded;
+        }
+    }
+
+    /// Return all nodes.
+    pub fn nodes(&self) -> impl Iterator<Item = (NodeId, &Node)> {
+        (0..).map(NodeId).zip(&self.nodes)
+    }
+
+    /// Return the nodes of the path, the root first.
+    #[must_use]
+    pub fn path(&self) -> &[NodeId] {
+        self.path.as_ref().map_or(&[], |path| &path.nodes)
+    }
+
+    /// Return whether the outputs of the path own their blocks.
+    #[must_use]
+    pub fn path_owns(&self) -> bool {
+        self.path.as_ref().is_some_and(Path::owns)
+    }
+
+    /// Return the outputs of the path that somebody holds, and where each begins.
+    #[must_use]
+    pub fn live(&self, holders: &impl Holders) -> Vec<(OutputId, u64)> {
+        self.held(self.path.as_ref(), holders)
+    }
+
+    /// Note that an enqueued node is the end of the path; `decide` has answered it.
+    pub fn entered(&mut self, id: NodeId) {
+        self.extend_path(id, PathState::Replayed);
+        let (parent, function) = (self.node(id).parent, self.node(id).function);
+        let siblings = self.siblings_mut(parent, function);
+        if let Some(place) = siblings.iter().position(|one| *one == id) {
+            siblings[..=place].rotate_right(1);
+        }
+        self.rerecords_mut(parent).remove(&function);
+    }
+}
+
+impl Tree {
+    fn answer(&mut self, call: &Call<'_>, holders: &mut impl Holders) -> Answer {
+        let is_next = self.step != Some(call.step.number);
+        let begins = is_next && (call.step.is_marked || !self.pending_backward);
+        self.step = Some(call.step.number);
+        self.has_first_run &= !begins;
+        if begins || (self.path_owns() && self.is_dead(holders)) {
+            self.end_path(holders);
+        }
+        if let Some(node) = self.fitting(call, holders) {
+            return Answer::Run(node);
+        }
+        if self.path.is_some() && !self.path_owns() && self.is_dead(holders) {
+            self.end_path(holders);
+            if let Some(node) = self.fitting(call, holders) {
+                return Answer::Run(node);
+            }
+        }
+        self.answer_anew(call, holders)
+    }
+
+    fn follow_mode(&mut self, function: FunctionId) {
+        match self.functions[function.0 as usize].function.mode {
+            Mode::Forward => self.pending_backward = true,
+            Mode::Backward => self.pending_backward = false,
+            Mode::Inference => {}
+        }
+    }
+
+    /// Answer a call that no node fits.
+    fn answer_anew(&mut self, call: &Call<'_>, holders: &impl Holders) -> Answer {
+        if let Some(place) = self.foreign_mutation(call, holders) {
+            return Answer::Eager(Reason::Mutation(place));
+        }
+        let current = self.path.as_ref().map(Path::current);
+        let repeats = self.repeats(current, call.function);
+        if repeats >= MOST_REPEATS {
+            return Answer::Eager(Reason::Repeats(repeats));
+        }
+        let may_put_off = self.has_first_run && call.step.is_counted();
+        let known = &mut self.functions[call.function.0 as usize];
+        if !known.has_run {
+            self.ran(call.function);
+            return Answer::Eager(Reason::FirstRun);
+        }
+        if may_put_off && known.put_off < MOST_REPEATS {
+            known.put_off += 1;
+            return Answer::Eager(Reason::PutOff);
+        }
+        let limit = known.function.limit;
+        let mut siblings = self.siblings(current, call.function).iter().peekable();
+        let has_siblings = siblings.peek().is_some();
+        if has_siblings && !siblings.any(|id| self.node(*id).is_at(call.inputs)) {
+            let count = self
+                .rerecords_mut(current)
+                .entry(call.function)
+                .or_default();
+            if limit.is_some_and(|limit| *count >= limit) {
+                return Answer::Eager(Reason::Rerecords(*count));
+            }
+            *count += 1;
+        }
+        Answer::Record(current)
+    }
+
+    /// Return a node behind the end of the path that answers the call.
+    fn fitting(&mut self, call: &Call<'_>, holders: &mut impl Holders) -> Option<NodeId> {
+        if self.path_owns() {
+            return None;
+        }
+        let current = self.path.as_ref().map(Path::current);
+        for id in self.siblings(current, call.function) {
+            let node = self.node(*id);
+            if !node.is_at(call.inputs) || !are_dead(&node.dead_before, holders) {
+                continue;
+            }
+            holders.release(*id);
+            if are_dead(&node.dead_after, holders) {
+                return Some(*id);
+            }
+            holders.take_back(*id);
+        }
+        None
+    }
+
+    /// Return a written input that is neither static nor in an output of the path.
+    fn foreign_mutation(&self, call: &Call<'_>, holders: &impl Holders) -> Option<u32> {
+        let function = &self.functions[call.function.0 as usize].function;
+        if function.mutated.is_empty() {
+            return None;
+        }
+        let (held, ending) = (self.held(self.path.as_ref(), holders), self.ending());
+        let is_managed = |input: &Input| held.iter().any(|(_, memory)| *memory == input.memory);
+        let mut mutated = function.mutated.iter().copied();
+        mutated.find(|place| {
+            let input = call
+                .inputs
+                .get(*place as usize)
+                .copied()
+                .unwrap_or_default();
+            let is_own = is_managed(&input) || is_static(function, *place, input, &ending);
+            input.memory != 0 && !is_own
+        })
+    }
+
+    /// Return whether nobody holds an output of the path.
+    fn is_dead(&self, holders: &impl Holders) -> bool {
+        let current = self.path.as_ref().map(|path| self.node(path.current()));
+        current.is_none_or(|node| are_dead(&node.live_after, holders))
+    }
+
+    /// Return where outputs of a path that has ended with this call begin.
+    fn ending(&self) -> Vec<u64> {
+        let ending = self.ended.iter().flat_map(|ended| &ended.live);
+        ending.map(|(_, memory)| *memory).collect()
+    }
+
+    /// Return the outputs of a path that somebody holds, and where each begins.
+    fn held(&self, path: Option<&Path>, holders: &impl Holders) -> Vec<(OutputId, u64)> {
+        let Some(path) = path else {
+            return Vec::new();
+        };
+        let outputs = self.node(path.current()).live_after.iter();
+        let held = outputs.filter(|one| holders.is_alive(**one));
+        held.map(|one| (*one, self.memory(*one))).collect()
+    }
+
+    /// Return how often a function stands on the path up to a node.
+    fn repeats(&self, from: Option<NodeId>, function: FunctionId) -> u32 {
+        let mut next = from;
+        while let Some(id) = next {
+            let node = self.node(id);
+            if node.function == function {
+                return node.repeats;
+            }
+            next = node.parent;
+        }
+        0
+    }
+
+    fn extend_path(&mut self, id: NodeId, state: PathState) {
+        let path = self.path.get_or_insert_with(Path::default);
+        path.state = state;
+        path.nodes.push(id);
+    }
+
+    fn siblings(&self, parent: Option<NodeId>, function: FunctionId) -> &[NodeId] {
+        let children = parent.map_or(&self.roots, |id| &self.node(id).children);
+        children.get(&function).map_or(&[], Vec::as_slice)
+    }
+
+    fn siblings_mut(&mut self, parent: Option<NodeId>, function: FunctionId) -> &mut Vec<NodeId> {
+        let children = match parent {
+            Some(id) => &mut self.node_mut(id).children,
+            None => &mut self.roots,
+        };
+        children.entry(function).or_default()
+    }
+
+    fn rerecords_mut(&mut self, parent: Option<NodeId>) -> &mut HashMap<FunctionId, u32> {
+        match parent {
+            Some(id) => &mut self.node_mut(id).rerecords,
+            None => &mut self.root_rerecords,
+        }
+    }
+
+    fn node_mut(&mut self, id: NodeId) -> &mut Node {
+        &mut self.nodes[id.0 as usize]
+    }
+}
+
+fn are_dead(outputs: &[OutputId], holders: &impl Holders) -> bool {
+    !outputs.iter().any(|one| holders.is_alive(*one))
+}
+
+/// Return whether an input that is in no output of the path stays where it is. What lies in an output of
+/// a path that ends does not.
+fn is_static(function: &Function, place: u32, input: Input, ending: &[u64]) -> bool {
+    function.statics.contains(&place) && !ending.contains(&input.memory)
+}

@@ -1,0 +1,262 @@
+//! Graph trees: steps, limits, and calls that run without the tree.
+
+use std::collections::BTreeSet;
+
+use cg_core::tree::{
+    Answer, Call, Function, FunctionId, Holders, Input, Mode, NodeId, OutputId, Reason, Step, Tree,
+};
+
+/// Outputs that somebody holds.
+#[derive(Default)]
+struct Held {
+    by_user: BTreeSet<OutputId>,
+}
+
+impl Holders for Held {
+    fn is_alive(&self, output: OutputId) -> bool {
+        self.by_user.contains(&output)
+    }
+
+    fn release(&mut self, _node: NodeId) {}
+
+    fn take_back(&mut self, _node: NodeId) {}
+}
+
+/// A tree with one function, and its call at an address.
+fn one_function(function: Function) -> (Tree, FunctionId) {
+    let mut tree = Tree::default();
+    let id = tree.add(function);
+    tree.ran(id);
+    tree.set_running_backward();
+    (tree, id)
+}
+
+fn at(address: u64) -> Input {
+    Input {
+        address,
+        memory: address,
+    }
+}
+
+fn step(number: i64) -> Step {
+    Step {
+        number,
+        is_marked: false,
+    }
+}
+
+fn function(mode: Mode) -> Function {
+    Function {
+        mode,
+        statics: vec![0],
+        mutated: vec![],
+        limit: Some(2),
+    }
+}
+
+/// Record a call that returns one piece of memory.
+fn recorded(tree: &mut Tree, call: &Call<'_>, held: &mut Held, output: u64) -> Option<NodeId> {
+    let Answer::Record(_) = tree.decide(call, held) else {
+        return None;
+    };
+    tree.take_ended();
+    let open = tree.open(call, held);
+    Some(tree.close(open, vec![output], held))
+}
+
+#[test]
+fn a_function_whose_static_inputs_move_is_recorded_anew_only_as_often_as_its_limit() {
+    let (mut tree, id) = one_function(function(Mode::Inference));
+    let mut held = Held::default();
+    let mut answers = vec![];
+    for number in 1..=5 {
+        let inputs = [at(100 * u64::try_from(number).expect("positive"))];
+        let call = Call {
+            function: id,
+            inputs: &inputs,
+            step: step(10 + number),
+        };
+        answers.push(recorded(&mut tree, &call, &mut held, 1).is_some());
+    }
+    // The first one is no repetition.
+    assert_eq!(answers, [true, true, true, false, false]);
+    let inputs = [at(900)];
+    let call = Call {
+        function: id,
+        inputs: &inputs,
+        step: step(20),
+    };
+    assert_eq!(
+        tree.decide(&call, &mut held),
+        Answer::Eager(Reason::Rerecords(2))
+    );
+}
+
+#[test]
+fn a_replay_of_a_sibling_lets_a_function_be_recorded_anew_again() {
+    let (mut tree, id) = one_function(function(Mode::Inference));
+    let mut held = Held::default();
+    for number in 1..=3_u64 {
+        let inputs = [at(100 * number)];
+        let step = step(10 + i64::try_from(number).expect("small"));
+        let call = Call {
+            function: id,
+            inputs: &inputs,
+            step,
+        };
+        assert!(recorded(&mut tree, &call, &mut held, 1).is_some());
+    }
+    let inputs = [at(100)];
+    let call = Call {
+        function: id,
+        inputs: &inputs,
+        step: step(20),
+    };
+    let Answer::Run(node) = tree.decide(&call, &mut held) else {
+        panic!("the first one is still there");
+    };
+    tree.entered(node);
+    let inputs = [at(500)];
+    let call = Call {
+        function: id,
+        inputs: &inputs,
+        step: step(21),
+    };
+    assert_eq!(tree.decide(&call, &mut held), Answer::Record(None));
+}
+
+#[test]
+fn a_function_stands_at_most_256_times_on_one_path() {
+    let (mut tree, id) = one_function(function(Mode::Forward));
+    let mut held = Held::default();
+    let inputs = [at(100)];
+    for count in 0..256_u64 {
+        let call = Call {
+            function: id,
+            inputs: &inputs,
+            step: step(1),
+        };
+        let node = recorded(&mut tree, &call, &mut held, 1000 + count).expect("a recording");
+        held.by_user.insert(OutputId { node, index: 0 });
+    }
+    let call = Call {
+        function: id,
+        inputs: &inputs,
+        step: step(2),
+    };
+    assert_eq!(
+        tree.decide(&call, &mut held),
+        Answer::Eager(Reason::Repeats(256))
+    );
+}
+
+#[test]
+fn a_step_does_not_begin_while_a_backward_pass_is_pending_unless_it_is_marked() {
+    let mut tree = Tree::default();
+    let forward = tree.add(function(Mode::Forward));
+    let backward = tree.add(function(Mode::Backward));
+    tree.ran(forward);
+    tree.ran(backward);
+    let (inputs, mut held) = ([at(100)], Held::default());
+    let call = |function, step| Call {
+        function,
+        inputs: &inputs,
+        step,
+    };
+    let node = recorded(&mut tree, &call(forward, step(1)), &mut held, 1).expect("a recording");
+    held.by_user.insert(OutputId { node, index: 0 });
+    assert!(tree.has_pending_backward());
+    assert_eq!(
+        tree.decide(&call(forward, step(2)), &mut held),
+        Answer::Record(Some(node))
+    );
+    assert_eq!(tree.take_ended(), None);
+    tree.decide(&call(backward, step(2)), &mut held);
+    assert!(!tree.has_pending_backward());
+    assert_eq!(
+        tree.decide(&call(forward, step(3)), &mut held),
+        Answer::Run(node)
+    );
+    let ended = tree.take_ended().expect("the step has ended");
+    assert_eq!(ended.live, [(OutputId { node, index: 0 }, 1)]);
+    let marked = Step {
+        number: -1,
+        is_marked: true,
+    };
+    assert_eq!(
+        tree.decide(&call(forward, marked), &mut held),
+        Answer::Run(node)
+    );
+}
+
+#[test]
+fn an_input_that_is_written_must_be_static_or_an_output_of_the_path() {
+    let mut tree = Tree::default();
+    let maker = tree.add(Function {
+        mutated: vec![],
+        ..function(Mode::Inference)
+    });
+    let writer = tree.add(Function {
+        mutated: vec![1],
+        ..function(Mode::Inference)
+    });
+    tree.ran(maker);
+    tree.ran(writer);
+    let mut held = Held::default();
+    let others = [at(100), at(200)];
+    let call = Call {
+        function: writer,
+        inputs: &others,
+        step: step(1),
+    };
+    assert_eq!(
+        tree.decide(&call, &mut held),
+        Answer::Eager(Reason::Mutation(1))
+    );
+    let inputs = [at(100)];
+    let made = Call {
+        function: maker,
+        inputs: &inputs,
+        step: step(1),
+    };
+    let node = recorded(&mut tree, &made, &mut held, 7).expect("a recording");
+    held.by_user.insert(OutputId { node, index: 0 });
+    let written = [at(100), at(7)];
+    let call = Call {
+        function: writer,
+        inputs: &written,
+        step: step(1),
+    };
+    assert_eq!(tree.decide(&call, &mut held), Answer::Record(Some(node)));
+    // In the next step it is no output of the path any more.
+    let call = Call {
+        function: writer,
+        inputs: &written,
+        step: step(2),
+    };
+    assert_eq!(
+        tree.decide(&call, &mut held),
+        Answer::Eager(Reason::Mutation(1))
+    );
+}
+
+#[test]
+fn a_step_with_a_first_run_records_nothing() {
+    let mut tree = Tree::default();
+    let one = tree.add(function(Mode::Inference));
+    let other = tree.add(function(Mode::Inference));
+    let (inputs, mut held) = ([at(100)], Held::default());
+    let mut decide = |function, number| {
+        let call = Call {
+            function,
+            inputs: &inputs,
+            step: step(number),
+        };
+        tree.decide(&call, &mut held)
+    };
+    assert_eq!(decide(one, 1), Answer::Eager(Reason::FirstRun));
+    assert_eq!(decide(one, 1), Answer::Eager(Reason::PutOff));
+    assert_eq!(decide(other, 2), Answer::Eager(Reason::FirstRun));
+    assert_eq!(decide(one, 2), Answer::Eager(Reason::PutOff));
+    assert_eq!(decide(one, 3), Answer::Record(None));
+}
