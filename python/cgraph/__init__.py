@@ -79,6 +79,7 @@ __all__ = [
     "register_graph_replay_start_hook",
     "report",
     "sim",
+    "trees",
     "weak_ref",
 ]
 __version__ = _version()
@@ -95,6 +96,7 @@ _ON_FIRST_USE = {
 }
 
 if _TYPE_CHECKING:
+    from cgraph import trees
     from cgraph.breaks import eager_break
     from cgraph.dryrun import dry_run
     from cgraph.explanation import explain
@@ -106,6 +108,8 @@ else:
 
     def __getattr__(name: str) -> object:
         """Import a name on first use, as many programs never need it."""
+        if name == "trees":
+            return _import_module("cgraph.trees")
         if name not in _ON_FIRST_USE:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         found = getattr(_import_module(_ON_FIRST_USE[name]), name)

@@ -3,12 +3,14 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, final
 
+from torch import Tensor
 from typing_extensions import Self, disjoint_base
 
 __all__ = [
     "Block",
     "Capture",
     "CaptureMark",
+    "Checkpoint",
     "Device",
     "Dispatcher",
     "Entry",
@@ -21,21 +23,27 @@ __all__ = [
     "Inputs",
     "LastStream",
     "LentResults",
+    "NewNode",
     "Outputs",
     "PaddedGraph",
     "Pool",
     "Segments",
     "Signature",
     "Sim",
+    "StepSource",
     "Stream",
     "Template",
     "TensorReader",
     "Tracker",
+    "Tree",
+    "TreeFunction",
+    "TreeNode",
     "begin_and_hand_over",
     "begin_exit",
     "begin_forked",
     "end_broken",
     "enter_busy",
+    "exchange_memory",
     "is_any_busy",
     "is_forked",
     "leave_busy",
@@ -480,6 +488,13 @@ class Pool:
         """Return a number for the functions that torch's allocator calls, and their addresses."""
     def allocate(self, stream: Stream, bytes: int) -> Block:
         """Return a block for work on a stream; given back when the last reference to it goes."""
+    def checkpoint(self) -> Checkpoint:
+        """Return which blocks of the simulator are in use."""
+    def restore(self, checkpoint: Checkpoint) -> list[Block]:
+        """Take blocks of a checkpoint again that were given back since; return these.
+
+        Raises ``ArgumentError`` if one that was allocated since then is in use.
+        """
     def segments(self) -> list[Block]:
         """Return the segments of the simulator, whole."""
     def stats(self) -> list[tuple[str, int]]:
@@ -512,6 +527,10 @@ class Block:
         """Overwrite it with the simulator's poison."""
 
 @final
+class Checkpoint:
+    """The blocks of a pool that were in use at one moment."""
+
+@final
 class Sim:
     """A simulated device and its driver."""
 
@@ -538,6 +557,171 @@ class Sim:
         """Return the number of existing objects of each kind."""
     def calls(self) -> list[str]:
         """Return CUDA's names of the calls made so far."""
+
+@final
+class StepSource:
+    """The step that a call belongs to, by attributes of objects that count.
+
+    Once a mark counts, other counts do not.
+    """
+
+    def __new__(cls) -> Self: ...
+    def follow(self, object: object, name: str, is_mark: bool) -> None:
+        """Let an attribute count: of marks, or of steps that are counted without marks."""
+    def forget_marks(self) -> None:
+        """Let steps count by themselves again, until the next mark."""
+    @property
+    def now(self) -> tuple[int, bool]:
+        """The number of the step, and whether it was marked."""
+
+@disjoint_base
+class Tree:
+    """The graphs of one pool, and the path that calls have taken.
+
+    A derived class has ``_record``, which makes nodes, ``_end``, which takes outputs away,
+    ``_apart``, which copies an input, and ``_eager``, which is told of other calls.
+    """
+
+    def __new__(
+        cls,
+        reader: TensorReader,
+        steps: StepSource,
+        last_stream: LastStream | None,
+        set_error: Callable[..., Any],
+        is_capturing: Callable[[], bool],
+        is_intercepted: Callable[[], bool],
+        forward_ad: dict[str, Any],
+        functions: dict[str, int],
+        keys: list[int],
+    ) -> Self: ...
+    def __enter__(self) -> None:
+        """Take the lock that one thread at a time holds to call a function."""
+    def __exit__(self, *error: object) -> None: ...
+    def add(
+        self, mode: str, statics: Sequence[int], mutated: Sequence[int], limit: int | None = None
+    ) -> int:
+        """Add a function for ``"inference"``, ``"forward"`` or ``"backward"``; return its number.
+
+        Raises ``ArgumentError`` for another mode.
+        """
+    @property
+    def is_busy(self) -> bool:
+        """True if a call is under way, as seen from inside of it."""
+    def set_running_backward(self) -> None:
+        """Note that a backward pass runs without the tree."""
+    def end_path(self) -> tuple[list[tuple[Any, int, int]], bool] | None:
+        """End the path; return its outputs that are held, and whether they own their blocks."""
+    def clear(self) -> None:
+        """Drop all nodes. The path has been ended."""
+    @property
+    def nodes(self) -> list[tuple[int, int | None, int, Any]]:
+        """The nodes: number, that of the parent, that of the function, and the node."""
+    def conditions(
+        self, node: int
+    ) -> tuple[list[tuple[int, int]], list[tuple[int, int]], list[tuple[int, int]]]:
+        """Return outputs, as node and number: the conditions of a node's liveness.
+
+        Those that nobody may hold before it, those that nobody may hold once its inputs are let
+        go, and those that may be held after it.
+        """
+    @property
+    def path(self) -> list[int]:
+        """The numbers of the nodes of the path, the root first."""
+    @property
+    def has_pending_backward(self) -> bool:
+        """True if a forward pass waits for its backward pass."""
+
+@disjoint_base
+class TreeFunction:
+    """A function of a tree; it takes a list, which it empties, and returns a list."""
+
+    def __new__(
+        cls,
+        tree: Tree,
+        id: int,
+        model: Callable[[list[Any]], Any],
+        inputs: int,
+        message: str,
+        elsewhere: Sequence[int],
+    ) -> Self: ...
+    def __call__(self, inputs: list[Any]) -> Any:
+        """Replay the node that the call fits, or let the tree record one.
+
+        Raises ``ArgumentError`` for another number of inputs.
+        """
+    @property
+    def id(self) -> int:
+        """Its number in the tree."""
+    @property
+    def model(self) -> Callable[[list[Any]], Any]:
+        """The function as it was written."""
+
+@disjoint_base
+class TreeNode:
+    """A recorded call: what a replay takes and returns, and who holds its outputs."""
+
+    def __new__(
+        cls,
+        replay: Any,
+        copied: Sequence[int],
+        spans: Sequence[tuple[int, int]],
+        stand_ins: Sequence[tuple[int, Callable[[], Any]]],
+        outputs: list[tuple[str, Any]],
+        places: Sequence[int],
+        keeps_held: bool,
+        reader: TensorReader,
+    ) -> Self: ...
+    def hold(self, prototypes: tuple[Any, ...], storages: Sequence[tuple[int, int]]) -> None:
+        """Take the prototypes, and of each piece its storage and the references to it."""
+    def is_held(self, index: int) -> bool:
+        """Return whether somebody holds a piece of its memory."""
+    @property
+    def prototypes(self) -> tuple[Tensor, ...]:
+        """The tensors that callers get aliases of."""
+    @property
+    def places(self) -> list[int]:
+        """The number of the piece of memory of each prototype."""
+    @property
+    def replays(self) -> int:
+        """How often it was replayed for a call."""
+    @property
+    def keeps_held(self) -> bool:
+        """True if outputs that are held when the path ends get memory of their own."""
+
+@final
+class NewNode:
+    """A call that becomes a node, while Python records it."""
+
+    @property
+    def managed(self) -> list[int]:
+        """The places of the inputs that lie in outputs of the path."""
+    @property
+    def statics(self) -> list[int]:
+        """The places of the inputs that stay where they are."""
+    @property
+    def path(self) -> list[Any]:
+        """The nodes of the path, the root first."""
+    @property
+    def live(self) -> list[tuple[Any, int, int]]:
+        """Outputs of the path that somebody holds: node, number of the piece, and address."""
+    @property
+    def dead(self) -> list[tuple[Any, int, int]]:
+        """Outputs that may have been held after the last node of the path, and are not now."""
+    @property
+    def owns(self) -> bool:
+        """True if the outputs of the path own their blocks."""
+    @property
+    def ended(self) -> tuple[list[tuple[Any, int, int]], bool] | None:
+        """The path that the call has ended, as of :meth:`Tree.end_path`."""
+    def own_path(self) -> None:
+        """Note that the outputs of the path own their blocks from here on."""
+    def copy(self, places: Sequence[int]) -> None:
+        """Take static inputs for such that may be anywhere."""
+    def close(self, node: TreeNode, addresses: Sequence[int]) -> None:
+        """Add the node, as the end of the path, with the addresses of its memory."""
+
+def exchange_memory(one: int, other: int) -> None:
+    """Let two living storages exchange their memory; by the addresses of torch's objects."""
 
 @disjoint_base
 class Dispatcher:

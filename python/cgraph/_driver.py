@@ -17,6 +17,7 @@ from cgraph.labels import Label
 if TYPE_CHECKING:
     import torch
 
+    from cgraph import _torch
     from cgraph._captures.footprint import Footprint, PoolState
     from cgraph._captures.fresh_results import Results
     from cgraph._captures.label_recorder import LabelRecorder
@@ -205,6 +206,28 @@ class Driver(Protocol):
 
     def empty_like(self, tensor: torch.Tensor, handle: Handle) -> torch.Tensor:
         """Return a tensor without contents in a living pool that no capture is using."""
+
+    def new_block(self, tensor: torch.Tensor, handle: Handle) -> torch.Tensor:
+        """Return a tensor like another one, with its strides, in a living pool."""
+
+    def checkpoint(self, handle: Handle) -> object:
+        """Return which blocks of a pool are in use."""
+
+    def restore(
+        self,
+        handle: Handle,
+        state: Any,
+        live: Sequence[_torch.WeakStorage],
+        dead: Sequence[int],
+    ) -> None:
+        """Make the blocks in use of a pool those of a checkpoint again; none is in use now.
+
+        ``live`` are the storages over such blocks that own them from here on. ``dead`` are the
+        addresses of blocks, as tensors have them, that are free then.
+        """
+
+    def give_up(self, handle: Handle, storages: Sequence[_torch.WeakStorage]) -> None:
+        """Make the blocks of living storages free."""
 
     def poison(self, handle: Handle) -> None:
         """Wait, then set all bytes of a living pool that no block uses to 0xFF, which is NaN."""

@@ -32,6 +32,7 @@ from cgraph.errors import ArgumentError, CaptureError, CgraphError, ForeignError
 if TYPE_CHECKING:
     import torch
 
+    from cgraph import _torch
     from cgraph._captures.footprint import PoolState
     from cgraph._captures.label_recorder import LabelRecorder
     from cgraph.mempool import MemPool
@@ -194,6 +195,28 @@ class Simulator:
     def empty_like(self, tensor: torch.Tensor, handle: Handle) -> torch.Tensor:
         """Return a tensor without contents in a living pool."""
         return self.pools.known[handle[0], handle[1]].empty_like(self.current_stream(), tensor)
+
+    def new_block(self, tensor: torch.Tensor, handle: Handle) -> torch.Tensor:
+        """Return a tensor like another one, with its strides, in a living pool."""
+        return self.pools.known[handle[0], handle[1]].tensor(self.current_stream(), tensor)
+
+    def checkpoint(self, handle: Handle) -> object:
+        """Return which blocks of a pool are in use."""
+        return self.pools.known[handle[0], handle[1]].checkpoint()
+
+    def restore(
+        self,
+        handle: Handle,
+        state: Any,
+        live: Sequence[_torch.WeakStorage],
+        dead: Sequence[int],
+    ) -> None:
+        """Make the blocks in use of a pool those of a checkpoint again."""
+        self.pools.known[handle[0], handle[1]].restore(state, live, dead)
+
+    def give_up(self, handle: Handle, storages: Sequence[_torch.WeakStorage]) -> None:
+        """Make the blocks of living storages free."""
+        self.pools.known[handle[0], handle[1]].give_up(storages)
 
     def poison(self, handle: Handle) -> None:
         """Set all bytes of a living pool that no block uses to 0xFF."""

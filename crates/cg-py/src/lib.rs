@@ -10,6 +10,7 @@ mod graph;
 mod guards;
 mod raw;
 mod tensors;
+mod trees;
 
 use pyo3::prelude::*;
 
@@ -18,8 +19,8 @@ use pyo3::prelude::*;
 mod _core {
     #[pymodule_export]
     use super::device::{
-        Block, Capture, CaptureMark, Device, Event, Pool, Sim, Stream, Template, Tracker,
-        begin_and_hand_over, begin_exit, begin_forked, end_broken, is_forked, lent_memory,
+        Block, Capture, CaptureMark, Checkpoint, Device, Event, Pool, Sim, Stream, Template,
+        Tracker, begin_and_hand_over, begin_exit, begin_forked, end_broken, is_forked, lent_memory,
         require_unforked, settle_pools, take_refusal, version,
     };
     #[pymodule_export]
@@ -35,4 +36,6 @@ mod _core {
     use super::guards::{Guards, watches_dictionaries};
     #[pymodule_export]
     use super::tensors::{Signature, TensorReader};
+    #[pymodule_export]
+    use super::trees::{NewNode, StepSource, Tree, TreeFunction, TreeNode, exchange_memory};
 }

@@ -122,6 +122,31 @@ class Cuda:
         with _torch.allocating_in(tensor.device.index, (handle[0], handle[1])):
             return torch.empty_like(tensor)
 
+    def new_block(self, tensor: torch.Tensor, handle: Handle) -> torch.Tensor:
+        """Return a tensor like another one, with its strides, in a living pool."""
+        with _torch.allocating_in(tensor.device.index, (handle[0], handle[1])):
+            shape, strides = tensor.shape, tensor.stride()
+            return torch.empty_strided(shape, strides, dtype=tensor.dtype, device=tensor.device)
+
+    def checkpoint(self, handle: Handle) -> object:
+        """Return which blocks of a pool are in use."""
+        return _torch.allocator_state(torch.cuda.current_device(), handle)
+
+    def restore(
+        self,
+        handle: Handle,
+        state: Any,
+        live: Sequence[_torch.WeakStorage],
+        dead: Sequence[int],
+    ) -> None:
+        """Make the blocks in use of a pool those of a checkpoint again."""
+        _torch.restore_allocator_state(torch.cuda.current_device(), state, live, dead)
+
+    def give_up(self, handle: Handle, storages: Sequence[_torch.WeakStorage]) -> None:
+        """Make the blocks of living storages free."""
+        for storage in storages:
+            _torch.give_up_block(storage)
+
     def poison(self, handle: Handle) -> None:
         """Set all bytes of a living pool that no block uses to 0xFF."""
         self.synchronize()

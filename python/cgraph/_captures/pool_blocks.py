@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -43,12 +43,17 @@ class PoolBlocks:
         self.token: Handle = token(pool)
         self._before = driver.block_starts(self.token)
 
-    def are_left(self) -> bool:
-        """Return whether others are in use now, which are no garbage either."""
-        if self._driver.block_starts(self.token) <= self._before:
+    def are_left(self, but: Collection[int] = ()) -> bool:
+        """Return whether others are in use now, which are no garbage either.
+
+        Args:
+            but: Addresses of blocks that may be.
+        """
+        known = self._before.union(but)
+        if self._driver.block_starts(self.token) <= known:
             return False
         gc.collect()
-        return not self._driver.block_starts(self.token) <= self._before
+        return not self._driver.block_starts(self.token) <= known
 
     def new_like(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """Return a tensor without contents in a new block; None if none like this can be there."""

@@ -6,6 +6,7 @@ import bisect
 import ctypes
 import functools
 import weakref
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -63,6 +64,8 @@ class SimMemPool(MemPool):
         self._starts: list[int] = []
         self._segments: list[torch.Tensor] = []
         self._blocks: dict[int, int] = {}
+        # What keeps each block, by the address that tensors have.
+        self._owners: dict[int, list[_core.Block]] = {}
         self._freed = 0
         self._events: list[Event] | None = None
         simulator.pools.known[self.id] = self
@@ -80,10 +83,10 @@ class SimMemPool(MemPool):
         block = self._core.allocate(stream, (last + 1) * like.element_size())
         if not self.keeps_contents:
             block.poison()
-        self._note("alloc", block.address, block.nbytes)
-        end = weakref.finalize(block, self._note, "free", block.address, block.nbytes)
-        end.atexit = False
-        return _over(block, like.dtype, 0, tuple(like.shape), like.stride())
+        self._begins(block)
+        made = _over(block, like.dtype, 0, tuple(like.shape), like.stride())
+        self._owners[block.host_address] = _owner_of(block, made.untyped_storage())
+        return made
 
     def empty_like(self, stream: _core.Stream, tensor: torch.Tensor) -> torch.Tensor:
         """Return a tensor in a new block, as ``torch.empty_like`` would lay it out."""
@@ -154,6 +157,37 @@ class SimMemPool(MemPool):
         events, self._events = self._events, None
         return events
 
+    def checkpoint(self) -> _core.Checkpoint:
+        """Return which blocks are in use."""
+        return self._core.checkpoint()
+
+    def restore(
+        self,
+        state: _core.Checkpoint,
+        live: Sequence[_torch.WeakStorage],
+        dead: Sequence[int],
+    ) -> None:
+        """Make the blocks in use those of a checkpoint again; see ``Driver.restore``."""
+        storages = {one.address: one.get() for one in live}
+        for block in self._core.restore(state):
+            storage = storages.get(block.host_address)
+            if storage is None:
+                assert block.host_address in dead, "a block of the checkpoint that nobody knows"
+                continue
+            self._begins(block)
+            self._owners[block.host_address] = _owner_of(block, storage)
+
+    def give_up(self, storages: Sequence[_torch.WeakStorage]) -> None:
+        """Make the blocks of living storages free."""
+        for storage in storages:
+            self._owners.pop(storage.address).clear()
+
+    def _begins(self, block: _core.Block) -> None:
+        """Note a block from its begin to its end."""
+        self._note("alloc", block.address, block.nbytes)
+        end = weakref.finalize(block, self._note, "free", block.address, block.nbytes)
+        end.atexit = False
+
     def _note(self, action: Action, address: int, size: int) -> None:
         size = in_blocks(size)
         if action == "alloc":
@@ -182,7 +216,7 @@ class SimMemPool(MemPool):
         known = set(self._starts)
         for block in self._core.segments():
             if block.host_address not in known:
-                whole = _over(block, torch.uint8, 0, (block.nbytes,), (1,))
+                whole = _over(block, torch.uint8, 0, (block.nbytes,), (1,), keeps=True)
                 self._segments.append(whole)
         self._segments.sort(key=torch.Tensor.data_ptr)
         self._starts = [segment.data_ptr() for segment in self._segments]
@@ -236,8 +270,17 @@ def _token(mem_pool: SimMemPool) -> SimHandle:
 
 @functools.lru_cache(maxsize=512)
 def _bytes_type(nbytes: int) -> type[Any]:
-    """Return a type of ctypes array whose instances can keep their block alive."""
+    """Return a type of ctypes array whose instances can keep a block alive."""
     return type("Bytes", (ctypes.c_ubyte * nbytes,), {})
+
+
+def _owner_of(block: _core.Block, storage: torch.UntypedStorage) -> list[_core.Block]:
+    """Return a list that keeps a block as long as the storage lives, or until it is cleared."""
+    owner = [block]
+    # torch keeps Python's object of a storage as long as the storage.
+    end = weakref.finalize(storage, owner.clear)
+    end.atexit = False
+    return owner
 
 
 def _over(
@@ -246,9 +289,12 @@ def _over(
     offset: int,
     shape: tuple[int, ...],
     stride: tuple[int, ...],
+    *,
+    keeps: bool = False,
 ) -> torch.Tensor:
-    """Return a tensor over a block, which lives as long as the tensor's storage."""
+    """Return a tensor over a block; with ``keeps``, its storage keeps the block."""
     memory = _bytes_type(block.nbytes).from_address(block.host_address)
-    memory.block = block
+    if keeps:
+        memory.block = block
     whole = torch.frombuffer(memory, dtype=torch.uint8)
     return torch.empty(0, dtype=dtype).set_(whole.untyped_storage(), offset, shape, stride)

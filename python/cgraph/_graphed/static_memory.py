@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from cgraph import _core, _driver, _torch
+from cgraph._captures.last_stream import last_stream
 from cgraph._driver import Driver, Handle, Pool
 from cgraph._graphed.call import as_argument
 from cgraph.graphs import graph_pool_handle
@@ -36,11 +37,7 @@ class PoolUse:
         self.lent = _core.LentResults(_torch.increment_versions)
         self.users: weakref.WeakSet[Any] = weakref.WeakSet()
         self._streams = [self.stream]
-        self.last_stream: _core.LastStream | None = None
-        if driver.device_type == "cuda":
-            ordinal = torch.cuda.current_device()
-            device, source = _core.Device.cuda(ordinal), _torch.current_stream_source()
-            self.last_stream = _core.LastStream(device, source, ordinal, _wait_for_last)
+        self.last_stream = last_stream(driver)
 
     def another_stream(self) -> Any:
         """Return a stream for captures that share memory with no other one.
@@ -179,11 +176,3 @@ def _number(driver: Driver) -> tuple[int, int]:
     """Return a number that identifies the current device of the driver, which is in force."""
     is_gpu = driver.device_type == "cuda"
     return _driver.number(), torch.cuda.current_device() if is_gpu else 0
-
-
-def _wait_for_last(last: int | None, now: int) -> None:
-    """Let a stream wait for the last one, or the host for the device if that one may be gone."""
-    if last is None:
-        _driver.current().synchronize()
-    else:
-        _torch.wait_between(last, now)

@@ -12,9 +12,12 @@ import torch
 
 from cgraph._torch.allocator_history import *
 from cgraph._torch.allocator_use import *
+from cgraph._torch.block_owners import *
 from cgraph._torch.compiler import *
+from cgraph._torch.containers import *
 from cgraph._torch.fake import *
 from cgraph._torch.host import *
+from cgraph._torch.inductor import *
 from cgraph._torch.interception import *
 from cgraph._torch.modes import *
 from cgraph._torch.modules import *
@@ -24,7 +27,6 @@ from cgraph._torch.private_names import TensorWeakRef as TensorWeakRef
 from cgraph._torch.private_names import TorchDispatchMode as TorchDispatchMode
 from cgraph._torch.private_names import lacks
 from cgraph._torch.tensors import *
-from cgraph._torch.trees import *
 from cgraph._torch.unowned import *
 from cgraph.errors import NoDriverError, TorchError
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
@@ -10,11 +12,14 @@ import torch
 
 from cgraph import _core
 from cgraph._torch.native import tensor_reader
+from cgraph._torch.private_names import of_torch
 
 __all__ = [
     "autocast_state",
+    "in_thread",
     "is_any_autocast_enabled",
     "mode_functions",
+    "put_in_thread",
     "random_devices",
     "signature",
     "wait_between",
@@ -22,6 +27,20 @@ __all__ = [
     "without_autocast_cache",
     "without_gradients",
 ]
+
+
+def in_thread(name: str) -> Any:
+    """Return an object of this thread; those that autograd runs for it have the same one."""
+    return of_torch._get_obj_in_tls(name) if of_torch._is_key_in_tls(name) else None
+
+
+def put_in_thread(name: str, value: object) -> None:
+    """Give this thread an object, for :func:`in_thread`; it lives as long as the thread."""
+    before = sys.getrefcount(value)
+    of_torch._stash_obj_in_tls(name, value)
+    if sys.getrefcount(value) == before:
+        # torch takes the reference of its caller.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
 
 
 def is_any_autocast_enabled() -> bool:

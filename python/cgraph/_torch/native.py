@@ -94,6 +94,7 @@ def fresh_functions() -> dict[str, int]:
             "delete": (_CPU, "aoti_torch_delete_tensor_object"),
         }
     )
+    found |= _addresses({"from_blob": (_CPU, "aoti_torch_create_tensor_from_blob")})
     for symbol in _WRAPS:
         wrap = _addresses({"wrap": (_PYTHON, symbol)})
         if found and wrap:

@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 
 import torch
 
+from cgraph._torch.containers import names_in
 from cgraph._torch.interception import is_transformed
 from cgraph._torch.private_names import of_autograd, of_modes, of_operators, of_torch
-from cgraph._torch.trees import names_in
 
 __all__ = [
     "WeakStorage",
@@ -25,6 +25,7 @@ __all__ = [
     "base_of",
     "bytes_of",
     "capturable_on_cpu",
+    "clone_with_strides",
     "copy_each",
     "demangled",
     "enter_mode",
@@ -47,10 +48,12 @@ __all__ = [
     "modes_inside_out",
     "overlaps_itself",
     "place_of",
+    "row_of",
     "saved_by",
     "sequence_of",
     "sharing_version",
     "span_of",
+    "start_of",
     "storage_id",
     "take_mode_away",
     "wants_gc",
@@ -248,21 +251,25 @@ class WeakStorage:
 
     Args:
         tensor: The tensor.
+
+    Attributes:
+        address: Where its memory begins.
+        pointer: The address of torch's object, which stays, if not its memory.
     """
 
     def __init__(self, tensor: torch.Tensor) -> None:
         storage = tensor.untyped_storage()
         self.address = storage.data_ptr()
-        self._pointer = storage._weak_ref()
+        self.pointer: int = storage._weak_ref()  # type: ignore[assignment]
 
     def get(self) -> torch.UntypedStorage | None:
         """Return the storage; None if it is gone."""
         storage: torch.UntypedStorage | None
-        storage = torch.UntypedStorage._new_with_weak_ptr(self._pointer)
+        storage = torch.UntypedStorage._new_with_weak_ptr(self.pointer)
         return storage
 
     def __del__(self) -> None:
-        torch.UntypedStorage._free_weak_ref(self._pointer)
+        torch.UntypedStorage._free_weak_ref(self.pointer)
 
 
 def memory_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
@@ -339,6 +346,25 @@ def overlaps_itself(tensor: torch.Tensor) -> bool:
             return True
         end += (size - 1) * stride
     return False
+
+
+def start_of(tensor: torch.Tensor) -> int:
+    """Return where the memory of a tensor begins; 0 if it has none."""
+    return tensor.untyped_storage().data_ptr()
+
+
+def row_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the elements from the first one in memory to the last one, in a row."""
+    pairs = zip(tensor.shape, tensor.stride(), strict=True)
+    return tensor.as_strided((1 + sum((size - 1) * step for size, step in pairs),), (1,))
+
+
+def clone_with_strides(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy with the same strides, also where elements share memory."""
+    shape, strides = tensor.shape, tensor.stride()
+    copy = torch.empty_strided(shape, strides, dtype=tensor.dtype, device=tensor.device)
+    row_of(copy).copy_(row_of(tensor))
+    return copy
 
 
 def form_of(tensor: torch.Tensor) -> str | None:

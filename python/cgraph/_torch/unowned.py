@@ -24,7 +24,11 @@ def can_be_unowned(tensor: torch.Tensor) -> bool:
 
 
 def unowned(
-    tensors: Sequence[torch.Tensor], owner: object = None, pool: _core.Pool | None = None
+    tensors: Sequence[torch.Tensor],
+    owner: object = None,
+    pool: _core.Pool | None = None,
+    *,
+    is_inference: bool | None = None,
 ) -> list[torch.Tensor]:
     """Return tensors over the memory of others, without owning it and without their history.
 
@@ -35,14 +39,16 @@ def unowned(
         tensors: The tensors, each as :func:`can_be_unowned` has found it.
         owner: Kept until the last tensor over the memory is gone. With None, nothing is kept.
         pool: A pool whose memory is kept as long as the owner.
+        is_inference: Whether they are inference tensors. Default: each as the one it stands for.
     """
     first: dict[tuple[int, bool], torch.Tensor] = {}
     found = []
     with without_modes(), of_torch.DisableTorchFunction():
         for tensor in tensors:
-            memory, is_inference = tensor.untyped_storage(), tensor.is_inference()
-            number = storage_id(memory), is_inference
-            with torch.inference_mode(is_inference):
+            memory = tensor.untyped_storage()
+            inference = tensor.is_inference() if is_inference is None else is_inference
+            number = storage_id(memory), inference
+            with torch.inference_mode(inference):
                 root = first.get(number)
                 storage = _storage(memory, owner, pool) if root is None else root.untyped_storage()
                 made = torch.empty(0, dtype=tensor.dtype, device=tensor.device)

@@ -17,7 +17,7 @@ use crate::raw;
 pub(crate) use allocator::{settle_pools, take_refusal};
 pub(crate) use capture::{Capture, Tracker, begin_and_hand_over, end_broken};
 pub(crate) use current_stream::CurrentStream;
-pub(crate) use pool::{Block, Pool, lent_memory};
+pub(crate) use pool::{Block, Checkpoint, Pool, lent_memory};
 pub(crate) use sim::Sim;
 pub(crate) use stream::{Event, Stream};
 pub(crate) use template::Template;

@@ -8,7 +8,7 @@ use super::allocator::Lease;
 use super::sim;
 use super::stream::Stream;
 use crate::detach::detached;
-use crate::error::{argument, state};
+use crate::error::{argument, state, to_py};
 use crate::raw;
 
 /// Segments that a set of captures allocates from.
@@ -106,6 +106,22 @@ impl Pool {
         views.collect()
     }
 
+    /// Note which blocks are in use. Of the simulator only.
+    fn checkpoint(&self) -> Checkpoint {
+        Checkpoint {
+            core: self.core.checkpoint(),
+        }
+    }
+
+    /// Make the blocks in use those of a checkpoint again; those that were given back since then. Of the
+    /// simulator only.
+    fn restore(&self, checkpoint: &Checkpoint) -> PyResult<Vec<Block>> {
+        let back = self.core.restore(&checkpoint.core);
+        let back = back.map_err(|error| Python::attach(|py| to_py(py, &error)))?;
+        let of_sim = |memory| Some(Block::new(self.sim.as_ref()?, memory));
+        Ok(back.into_iter().filter_map(of_sim).collect())
+    }
+
     /// Bytes of its segments.
     #[getter]
     fn reserved(&self, py: Python<'_>) -> u64 {
@@ -171,6 +187,12 @@ impl Pool {
         }
         detached(py, || self.core.resume())
     }
+}
+
+/// Which blocks of a pool were in use.
+#[pyclass(frozen, module = "cgraph._core")]
+pub(crate) struct Checkpoint {
+    core: cg_core::Checkpoint,
 }
 
 /// Return a DLPack capsule of bytes, which keeps an object, and a pool's memory, until its last tensor is

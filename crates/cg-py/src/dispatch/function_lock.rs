@@ -43,7 +43,7 @@ impl FunctionLock {
     }
 
     /// Take the lock, after a wait while another thread holds it.
-    fn __enter__(&self, py: Python<'_>) -> PyResult<()> {
+    pub(crate) fn __enter__(&self, py: Python<'_>) -> PyResult<()> {
         require_unforked()?;
         while !self.enter() {
             self.wait(py)?;
@@ -65,6 +65,11 @@ impl FunctionLock {
 }
 
 impl FunctionLock {
+    /// Leave it after [`Self::__enter__`].
+    pub(crate) fn release(&self) {
+        self.leave();
+    }
+
     /// Take the lock; none if another thread holds it.
     #[inline]
     pub(crate) fn try_take(&self) -> Option<Locked<'_>> {

@@ -21,7 +21,7 @@ pub(crate) use last_stream::{LastStream, enter_busy, is_any_busy, leave_busy};
 pub(crate) use lent_results::LentResults;
 pub(crate) use modes::set_driver;
 use modes::{Mode, Modes};
-use observers::Observers;
+pub(crate) use observers::Observers;
 
 use crate::arguments::MatchedArguments;
 use crate::detach::require_unforked;

@@ -11,7 +11,7 @@ use crate::raw::{self, Tells, TellsOfKey};
 
 /// Transforms of `torch.func`, modes of dispatch and of functions, `torch.jit.trace`, and forward-mode
 /// differentiation.
-pub(super) struct Observers {
+pub(crate) struct Observers {
     native: Option<Native>,
     is_intercepted: Py<PyAny>,
     /// The variables of `torch.autograd.forward_ad`.
@@ -28,7 +28,7 @@ struct Native {
 
 impl Observers {
     /// `is_intercepted` is called where there may be one, and where torch's own functions are not known.
-    pub(super) fn new(
+    pub(crate) fn new(
         functions: &HashMap<String, usize>,
         keys: Vec<u16>,
         is_intercepted: Py<PyAny>,
@@ -50,7 +50,7 @@ impl Observers {
 
     /// Return whether there is one on this thread.
     #[inline]
-    pub(super) fn are_there(&self, py: Python<'_>) -> PyResult<bool> {
+    pub(crate) fn are_there(&self, py: Python<'_>) -> PyResult<bool> {
         let may_be = self.native.as_ref().is_none_or(Native::may_be);
         let is_intercepted = may_be && self.is_intercepted.bind(py).call0()?.is_truthy()?;
         Ok(is_intercepted || self.is_differentiated(py)?)
@@ -68,7 +68,7 @@ impl Observers {
     }
 
     /// Show the garbage collector what this owns.
-    pub(super) fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
+    pub(crate) fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.is_intercepted)?;
         visit.call(&self.forward_ad)
     }

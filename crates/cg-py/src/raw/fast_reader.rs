@@ -241,6 +241,26 @@ impl FastReader {
         self.noted(unsafe { self.functions.address(handle) })
     }
 
+    /// Return the address of a tensor's storage, the object; none if that is not known here.
+    #[inline]
+    pub(crate) fn storage(&self, tensor: &Bound<'_, PyAny>) -> Option<u64> {
+        let (fields, handle) = (self.fields.as_ref()?, self.handle(tensor)?);
+        // SAFETY: the handle is the tensor's.
+        let object = unsafe { object(handle) };
+        // SAFETY: the object is the tensor's, and strided, as `handle` has seen by the fields.
+        Some(unsafe { fields.storage(object) })
+    }
+
+    /// Return where the memory of a tensor's storage begins, 0 if it has none; none if that is not known here.
+    #[inline]
+    pub(crate) fn memory(&self, tensor: &Bound<'_, PyAny>) -> Option<u64> {
+        let (fields, handle) = (self.fields.as_ref()?, self.handle(tensor)?);
+        // SAFETY: the handle is the tensor's.
+        let object = unsafe { object(handle) };
+        // SAFETY: the object is the tensor's, and strided, as `handle` has seen by the fields.
+        unsafe { fields.memory(object) }
+    }
+
     /// Return whether a tensor has no gradient, hook or name, and never had; none if that is not known here.
     #[inline]
     pub(crate) fn is_untouched(&self, tensor: &Bound<'_, PyAny>) -> Option<bool> {

@@ -260,6 +260,27 @@ impl Fields {
         Some(Placement { data, offset, form })
     }
 
+    /// Return the address of a tensor's storage, the object.
+    ///
+    /// # Safety
+    /// As for [`Self::words`].
+    #[inline]
+    #[expect(clippy::unused_self, reason = "as for `words`")]
+    pub(super) unsafe fn storage(&self, object: *const c_void) -> u64 {
+        // SAFETY: the caller keeps the same contract.
+        unsafe { word(object, STORAGE) }
+    }
+
+    /// Return where the memory of a tensor's storage begins; none where torch must be asked.
+    ///
+    /// # Safety
+    /// As for [`Self::compare`].
+    #[inline]
+    pub(super) unsafe fn memory(&self, object: *const c_void) -> Option<u64> {
+        // SAFETY: the caller keeps the same contract.
+        unsafe { self.place(object) }.map(|[data, _]| data)
+    }
+
     /// Return whether the memory of a tensor's storage was taken away; none where torch must be asked.
     ///
     /// # Safety

@@ -16,6 +16,7 @@ mod lent_memory;
 mod lookup;
 mod new_tensor;
 mod stable_functions;
+mod storages;
 mod view;
 
 use std::collections::HashMap;
@@ -44,6 +45,7 @@ pub(crate) use lent_memory::lend;
 pub(crate) use lookup::{ClassReader, entry_at, item_address, position_of, slot, value_at};
 pub(crate) use new_tensor::NewTensor;
 pub(crate) use stable_functions::Form;
+pub(crate) use storages::{exchange_memory, storage_uses};
 pub(crate) use view::{Dtype, Lazy, Place, View};
 
 /// `CU_STREAM_PER_THREAD`.

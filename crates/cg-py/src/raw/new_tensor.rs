@@ -15,6 +15,19 @@ use super::stable_functions::Form;
 /// `aoti_torch_empty_strided`: dimensions, sizes, strides, dtype, device and where the handle goes.
 type EmptyStrided =
     unsafe extern "C" fn(i64, *const i64, *const i64, i32, i32, i32, *mut *mut c_void) -> i32;
+/// `aoti_torch_create_tensor_from_blob`: memory, dimensions, sizes, strides, offset, dtype, device and where the
+/// handle goes.
+type FromBlob = unsafe extern "C" fn(
+    *mut c_void,
+    i64,
+    *const i64,
+    *const i64,
+    i64,
+    i32,
+    i32,
+    i32,
+    *mut *mut c_void,
+) -> i32;
 type DataPtr = unsafe extern "C" fn(*mut c_void, *mut *mut c_void) -> i32;
 type Delete = unsafe extern "C" fn(*mut c_void) -> i32;
 /// `THPVariable_Wrap`. It takes an `at::TensorBase` by reference, or by value, which is a reference as
@@ -24,6 +37,7 @@ type Wrap = unsafe extern "C-unwind" fn(*mut c_void) -> *mut PyObject;
 /// The functions.
 pub(crate) struct NewTensor {
     allocate: EmptyStrided,
+    from_blob: Option<FromBlob>,
     data_ptr: DataPtr,
     delete: Delete,
     wrap: Wrap,
@@ -52,6 +66,9 @@ impl NewTensor {
             // SAFETY: `cgraph._torch` has looked these names up in torch's libraries, which are never
             // unloaded; torch's stable header declares this one so.
             allocate: unsafe { transmute::<*const c_void, EmptyStrided>(allocate) },
+            // SAFETY: as above.
+            from_blob: at("from_blob")
+                .map(|address| unsafe { transmute::<*const c_void, FromBlob>(address) }),
             // SAFETY: as above.
             data_ptr: unsafe { transmute::<*const c_void, DataPtr>(data_ptr) },
             // SAFETY: as above.
@@ -105,11 +122,58 @@ impl NewTensor {
         if unsafe { (self.data_ptr)(handle.handle, &raw mut address) } != 0 {
             return None;
         }
+        Some((self.wrapped(py, &handle)?, address as u64))
+    }
+
+    /// Return a tensor over memory that begins there, which it does not own; none if torch fails, or cannot.
+    ///
+    /// # Panics
+    /// As [`Self::make`].
+    #[inline]
+    pub(crate) fn over<'py>(
+        &self,
+        py: Python<'py>,
+        address: u64,
+        form: &Form,
+        (sizes, strides, offset): (&[i64], &[i64], i64),
+    ) -> Option<Bound<'py, PyAny>> {
+        assert_eq!(sizes.len(), strides.len(), "a stride for each dimension");
+        let from_blob = self.from_blob?;
+        let dim = i64::try_from(sizes.len()).ok()?;
+        let (scalar_type, device_type, device_index) = form.codes();
+        let memory = std::ptr::with_exposed_provenance_mut(usize::try_from(address).ok()?);
+        let mut handle = MaybeUninit::uninit();
+        // SAFETY: there are as many sizes and strides as dimensions, the codes are what torch has said of
+        // a tensor over this memory, which it does not touch, and `handle` is valid for one write.
+        let status = unsafe {
+            from_blob(
+                memory,
+                dim,
+                sizes.as_ptr(),
+                strides.as_ptr(),
+                offset,
+                scalar_type,
+                device_type,
+                device_index,
+                handle.as_mut_ptr(),
+            )
+        };
+        if status != 0 {
+            return None;
+        }
+        let handle = Handle {
+            functions: self,
+            // SAFETY: the function says that it has written.
+            handle: unsafe { handle.assume_init() },
+        };
+        self.wrapped(py, &handle)
+    }
+
+    fn wrapped<'py>(&self, py: Python<'py>, handle: &Handle<'_>) -> Option<Bound<'py, PyAny>> {
         // SAFETY: the handle is the address of an `at::Tensor`, which the function refers to or moves
         // out of, and either leaves one that can be deleted; the interpreter is held, as `py` shows.
         let object = unsafe { (self.wrap)(handle.handle) };
         // SAFETY: it is a new reference, or null with an error set.
-        let tensor = unsafe { Bound::from_owned_ptr_or_err(py, object) };
-        Some((tensor.ok()?, address as u64))
+        unsafe { Bound::from_owned_ptr_or_err(py, object) }.ok()
     }
 }

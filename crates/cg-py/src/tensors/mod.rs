@@ -118,6 +118,25 @@ impl TensorReader {
         }
     }
 
+    /// Return where a tensor is, and where the memory of its storage begins; 0 for both if it has none.
+    ///
+    /// # Errors
+    /// What torch raises where the memory was taken away.
+    pub(crate) fn location(&self, tensor: &Bound<'_, PyAny>) -> PyResult<(u64, u64)> {
+        let py = tensor.py();
+        let memory = match self.fast().and_then(|fast| fast.memory(tensor)) {
+            Some(memory) => memory,
+            None => tensor
+                .call_method0(intern!(py, "untyped_storage"))?
+                .call_method0(intern!(py, "data_ptr"))?
+                .extract()?,
+        };
+        if memory == 0 {
+            return Ok((0, 0));
+        }
+        Ok((self.address(tensor)?, memory))
+    }
+
     /// Return what reads tensors of torch's own classes without a call by Python; none if nothing does.
     #[inline]
     pub(crate) fn fast(&self) -> Option<&FastReader> {

@@ -1,0 +1,260 @@
+//! `TreeFunction`: a function whose calls are replays of a tree's nodes.
+
+use cg_core::tree::{Answer, Call, FunctionId, Reason};
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::{PyList, PyTuple};
+use pyo3::{PyTraverseError, PyVisit};
+use smallvec::SmallVec;
+
+use super::held_inputs::{HeldInputs, locations};
+use super::new_node::{EndedPath, NewNode};
+use super::node::TreeNode;
+use super::{Inner, Tree};
+use crate::detach::require_unforked;
+use crate::error::argument;
+
+/// A function of a tree. It is called with a list of inputs, which it empties, and returns a list.
+#[pyclass(frozen, subclass, weakref, module = "cgraph._core")]
+pub(crate) struct TreeFunction {
+    tree: Py<Tree>,
+    id: FunctionId,
+    /// The function as it was written, which takes and empties a list.
+    model: Py<PyAny>,
+    inputs: usize,
+    /// The error of who accesses an output that a call of it has ended.
+    message: Py<PyAny>,
+    /// The inputs that were not on the device at first, as the state of random numbers outside of captures.
+    elsewhere: Vec<usize>,
+}
+
+#[pymethods]
+impl TreeFunction {
+    /// The function of this number in a tree, with so many inputs. Who accesses an output that its call has
+    /// overwritten gets `message`. A call runs as it was written while an input at one of the places `elsewhere` is
+    /// on the host.
+    #[new]
+    fn new(
+        tree: Py<Tree>,
+        id: u32,
+        model: Py<PyAny>,
+        inputs: usize,
+        message: Py<PyAny>,
+        elsewhere: Vec<usize>,
+    ) -> Self {
+        Self {
+            tree,
+            id: FunctionId(id),
+            model,
+            inputs,
+            message,
+            elsewhere,
+        }
+    }
+
+    /// Replay the node that the call fits, or let Python make one.
+    fn __call__<'py>(
+        slf: &Bound<'py, Self>,
+        inputs: &Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        require_unforked()?;
+        let Ok(inputs) = inputs.cast::<PyList>() else {
+            let given = format!("a {}", inputs.get_type().name()?);
+            return Err(argument(
+                "the inputs",
+                &given,
+                "a list, which the call empties",
+            ));
+        };
+        let (py, this) = (slf.py(), slf.get());
+        if inputs.len() != this.inputs {
+            let (given, expected) = (inputs.len().to_string(), this.inputs.to_string());
+            return Err(argument("the number of inputs", &given, &expected));
+        }
+        let tree = this.tree.bind(py);
+        if tree.get().observers.are_there(py)?
+            || tree.get().may_be_capturing(py)?
+            || this.is_on_host(inputs)?
+        {
+            tree.get().with(py, |inner| inner.core.ran(this.id));
+            return this.call_model(inputs);
+        }
+        let lock = loop {
+            match tree.get().lock.try_take() {
+                Some(lock) => break lock,
+                None => tree.get().lock.wait(py)?,
+            }
+        };
+        let Some(mut inner) = tree.get().inner.take(py) else {
+            return this.call_model(inputs);
+        };
+        if inner.is_recording {
+            drop(tree.get().inner.replace(py, Some(inner)));
+            return this.call_model(inputs);
+        }
+        let done = this.answer(slf, inputs, &mut inner);
+        drop(tree.get().inner.replace(py, Some(inner)));
+        match done? {
+            Done::Run(node) => Ok(node.get().result(py)?.into_any()),
+            Done::Eager(reason, ended) => {
+                let (kind, detail) = words(reason);
+                let told = (slf, inputs, kind, detail, ended);
+                tree.call_method1(intern!(py, "_eager"), told)?;
+                // The function may wait for another thread that calls one of the tree.
+                drop(lock);
+                this.call_model(inputs)
+            }
+            Done::Record(new) => {
+                let recorded = tree.call_method1(intern!(py, "_record"), (slf, inputs, new));
+                tree.get().with(py, |inner| inner.is_recording = false);
+                recorded
+            }
+        }
+    }
+
+    /// The number in the tree.
+    #[getter]
+    fn id(&self) -> u32 {
+        self.id.0
+    }
+
+    /// The function as it was written.
+    #[getter]
+    fn model(&self, py: Python<'_>) -> Py<PyAny> {
+        self.model.clone_ref(py)
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.tree)?;
+        visit.call(&self.model)?;
+        visit.call(&self.message)
+    }
+}
+
+/// What has become of a call, or is to be done.
+enum Done {
+    /// The node that was replayed.
+    Run(Py<TreeNode>),
+    Eager(Reason, Option<EndedPath>),
+    Record(Py<NewNode>),
+}
+
+impl TreeFunction {
+    /// Return a copy of an input that lies in an output of a path that ends with the call.
+    fn apart<'py>(
+        &self,
+        tensor: &Bound<'py, PyAny>,
+        node: &TreeNode,
+        place: usize,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let py = tensor.py();
+        if node.has_span(place) {
+            let tree = self.tree.bind(py);
+            return tree.call_method1(intern!(py, "_apart"), (tensor,));
+        }
+        tensor.call_method0(intern!(py, "clone"))
+    }
+
+    /// Return whether an input is on the host that is on the device in captures.
+    #[inline]
+    fn is_on_host(&self, inputs: &Bound<'_, PyList>) -> PyResult<bool> {
+        for place in &self.elsewhere {
+            let is_cpu = inputs
+                .get_item(*place)?
+                .getattr(intern!(inputs.py(), "is_cpu"))?;
+            if is_cpu.is_truthy()? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Run the function without the tree.
+    #[cold]
+    fn call_model<'py>(&self, inputs: &Bound<'py, PyList>) -> PyResult<Bound<'py, PyAny>> {
+        let result = self.model.bind(inputs.py()).call1((inputs,))?;
+        match result.cast::<PyTuple>() {
+            Ok(tuple) => Ok(PyList::new(inputs.py(), tuple.iter())?.into_any()),
+            Err(_) => Ok(result),
+        }
+    }
+
+    #[inline]
+    fn answer<'py>(
+        &self,
+        function: &Bound<'py, Self>,
+        list: &Bound<'py, PyList>,
+        inner: &mut Inner,
+    ) -> PyResult<Done> {
+        let py = function.py();
+        let tree = self.tree.get();
+        let step = tree.steps.get().step(py)?;
+        let items: SmallVec<[Option<Bound<'py, PyAny>>; 16]> = list.iter().map(Some).collect();
+        let places = locations(tree.reader.get(), items.iter().flatten())?;
+        let mut held = HeldInputs::new(py, &inner.nodes.0, items);
+        list.call_method0(intern!(py, "clear"))?;
+        let call = Call {
+            function: self.id,
+            inputs: &places,
+            step,
+        };
+        let answer = inner.core.decide(&call, &mut held);
+        if let Some(error) = held.failed {
+            return Err(error);
+        }
+        let items = match answer {
+            Answer::Run(id) => {
+                let node = inner.nodes.get(py, id);
+                let mut items = held.items;
+                let stream = match &tree.last_stream {
+                    Some(before) => before.get().follow(py)?,
+                    None => None,
+                };
+                if let Some((live, owns)) = inner.take_ended(py) {
+                    // The replay may write there while it copies.
+                    for place in node.get().copied() {
+                        if live.iter().any(|(.., at)| *at == places[*place].memory) {
+                            let given = items[*place].take();
+                            items[*place] = given
+                                .map(|one| self.apart(&one, node.get(), *place))
+                                .transpose()?;
+                        }
+                    }
+                    if let Some((live, owns)) = tree.take_away(py, (live, owns), &self.message)? {
+                        self.tree
+                            .call_method1(py, intern!(py, "_end"), (function, live, owns))?;
+                    }
+                }
+                node.get().replay(py, &items, stream)?;
+                inner.core.entered(id);
+                return Ok(Done::Run(node));
+            }
+            Answer::Record(_) | Answer::Eager(_) => held.items,
+        };
+        for item in items.iter().flatten() {
+            list.append(item)?;
+        }
+        drop(items);
+        if let Answer::Eager(reason) = answer {
+            return Ok(Done::Eager(reason, inner.take_ended(py)));
+        }
+        let holders = HeldInputs::new(py, &inner.nodes.0, SmallVec::new());
+        let open = inner.core.open(&call, &holders);
+        let ended = inner.take_ended(py);
+        let tree = self.tree.clone_ref(py);
+        let made = NewNode::new(py, tree, open, ended, (&inner.core, &inner.nodes));
+        inner.is_recording = true;
+        Ok(Done::Record(Py::new(py, made)?))
+    }
+}
+
+/// A reason and its number, in words that Python knows.
+fn words(reason: Reason) -> (&'static str, u32) {
+    match reason {
+        Reason::FirstRun => ("first run", 0),
+        Reason::PutOff => ("put off", 0),
+        Reason::Mutation(place) => ("mutation", place),
+        Reason::Repeats(count) => ("repeats", count),
+        Reason::Rerecords(count) => ("rerecords", count),
+    }
+}

@@ -1,0 +1,367 @@
+//! `TreeNode`: a recorded graph with what a replay takes and returns, and who holds its outputs.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::{PyList, PyTuple};
+use pyo3::{PyTraverseError, PyVisit};
+use smallvec::SmallVec;
+
+use crate::error::argument;
+use crate::graph::{Graph, ReplayTensors};
+use crate::raw::{self, Attached, Form, NewTensor};
+use crate::tensors::{TensorReader, View, is_lazy};
+
+/// A recorded call.
+#[pyclass(frozen, subclass, weakref, module = "cgraph._core")]
+pub(crate) struct TreeNode {
+    replay: Replay,
+    /// The places of the inputs that a replay copies.
+    copied: Vec<usize>,
+    /// Those among them, by their number, whose elements overlap: they are copied as so many in a row.
+    spans: Vec<(usize, usize)>,
+    /// The inputs that lie in outputs of the path, by place: called without arguments, each makes a tensor that
+    /// is like the input.
+    stand_ins: Vec<(usize, Py<PyAny>)>,
+    outputs: Vec<Output>,
+    /// The tensors that callers get aliases of.
+    prototypes: Attached<Py<PyTuple>>,
+    /// The number of the piece of each prototype.
+    places: Vec<usize>,
+    pieces: Attached<Vec<Piece>>,
+    /// What makes a prototype anew, for each piece that has one only.
+    blanks: Attached<Vec<Option<Blank>>>,
+    keeps_held: bool,
+    reader: Py<TensorReader>,
+    replays: AtomicU64,
+}
+
+enum Replay {
+    Graph(Py<Graph>),
+    /// A callable that takes a tuple of the inputs that are copied.
+    Callable(Py<PyAny>),
+}
+
+/// What a call returns at one place.
+enum Output {
+    /// An alias of a prototype.
+    Own(usize),
+    /// A tensor over an output of another node of the path: called without arguments, it makes one.
+    OfPath(Py<PyAny>),
+    /// An alias of a tensor that was there before.
+    Static(Py<PyAny>),
+    /// Something else than a tensor.
+    Constant(Py<PyAny>),
+}
+
+/// The only prototype of a piece.
+struct Blank {
+    /// Its number.
+    number: usize,
+    memory: u64,
+    form: Form,
+    sizes: Box<[i64]>,
+    strides: Box<[i64]>,
+    offset: i64,
+}
+
+/// The storage of a piece of memory.
+#[derive(Clone, Copy)]
+struct Piece {
+    /// The address of its object, which something else keeps.
+    storage: u64,
+    /// The references to it that are not a caller's.
+    own: u32,
+}
+
+#[pymethods]
+impl TreeNode {
+    /// `replay` is a graph, or a callable that takes a tuple of the inputs that are copied, which lie at the
+    /// places `copied`. `spans` says of how many elements in a row those among them are that overlap themselves.
+    /// `outputs` are pairs: `("own", number)` of a prototype, `("path", make)`, `("static", tensor)` or
+    /// `("constant", value)`. `places` are the numbers of the pieces of memory of the prototypes, which
+    /// `reader` reads. With `keeps_held`, outputs that are held when the path ends get memory of their own.
+    #[new]
+    #[expect(clippy::too_many_arguments, reason = "given once for each recording")]
+    fn new(
+        py: Python<'_>,
+        replay: &Bound<'_, PyAny>,
+        copied: Vec<usize>,
+        spans: Vec<(usize, usize)>,
+        stand_ins: Vec<(usize, Py<PyAny>)>,
+        outputs: &Bound<'_, PyList>,
+        places: Vec<usize>,
+        keeps_held: bool,
+        reader: Py<TensorReader>,
+    ) -> PyResult<Self> {
+        let outputs = outputs.iter().map(|one| Output::parse(&one));
+        Ok(Self {
+            replay: match replay.cast::<Graph>() {
+                Ok(graph) => Replay::Graph(graph.clone().unbind()),
+                Err(_) => Replay::Callable(replay.clone().unbind()),
+            },
+            copied,
+            spans,
+            stand_ins,
+            outputs: outputs.collect::<PyResult<_>>()?,
+            prototypes: Attached::new(PyTuple::empty(py).unbind()),
+            places,
+            pieces: Attached::default(),
+            blanks: Attached::default(),
+            keeps_held,
+            reader,
+            replays: AtomicU64::new(0),
+        })
+    }
+
+    /// Take the prototypes, and the storage of each piece: its address, and how many references to it are
+    /// not a caller's. The caller keeps the storages, by these tensors or by weak references.
+    fn hold(&self, prototypes: Bound<'_, PyTuple>, storages: Vec<(u64, u32)>) -> PyResult<()> {
+        let py = prototypes.py();
+        let blanks = (0..storages.len()).map(|piece| self.blank(&prototypes, piece));
+        let blanks: Vec<_> = blanks.collect::<PyResult<_>>()?;
+        drop(self.blanks.replace(py, blanks));
+        let pieces = storages.into_iter();
+        let pieces = pieces.map(|(storage, own)| Piece { storage, own });
+        drop(self.pieces.replace(py, pieces.collect()));
+        drop(self.prototypes.replace(py, prototypes.unbind()));
+        Ok(())
+    }
+
+    /// Return how often it was replayed for a call.
+    #[getter]
+    fn replays(&self) -> u64 {
+        self.replays.load(Ordering::Relaxed)
+    }
+
+    /// Outputs that are held when the path ends get memory of their own.
+    #[getter]
+    fn keeps_held(&self) -> bool {
+        self.keeps_held
+    }
+
+    /// The number of the piece of memory of each prototype.
+    #[getter]
+    fn places(&self) -> Vec<usize> {
+        self.places.clone()
+    }
+
+    /// The tensors that callers get aliases of.
+    #[getter]
+    fn prototypes(&self, py: Python<'_>) -> Py<PyTuple> {
+        self.prototypes.get(py)
+    }
+
+    /// Return whether somebody holds a piece.
+    fn is_held(&self, py: Python<'_>, index: usize) -> bool {
+        self.is_alive(py, index)
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        match &self.replay {
+            Replay::Graph(graph) => visit.call(graph)?,
+            Replay::Callable(replay) => visit.call(replay)?,
+        }
+        for output in &self.outputs {
+            match output {
+                Output::OfPath(one) | Output::Static(one) | Output::Constant(one) => {
+                    visit.call(one)?;
+                }
+                Output::Own(_) => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+impl TreeNode {
+    #[inline]
+    pub(super) fn is_alive(&self, py: Python<'_>, index: usize) -> bool {
+        let pieces = self.pieces.take(py);
+        let piece = pieces.get(index).copied();
+        drop(self.pieces.replace(py, pieces));
+        piece.is_some_and(|piece| raw::storage_uses(piece.storage) > piece.own)
+    }
+
+    /// Take a piece away from those who hold it: what accesses its storage raises `message` by `set_error`, and
+    /// the prototype is another one. False if only Python can do that.
+    #[inline]
+    pub(super) fn take_away(
+        &self,
+        py: Python<'_>,
+        index: usize,
+        with: &NewTensor,
+        (set_error, message): (&Py<PyAny>, &Py<PyAny>),
+    ) -> PyResult<bool> {
+        if self.keeps_held {
+            return Ok(false);
+        }
+        let blanks = self.blanks.take(py);
+        let made = blanks
+            .get(index)
+            .and_then(Option::as_ref)
+            .and_then(|blank| {
+                let extents = (&*blank.sizes, &*blank.strides, blank.offset);
+                let made = with.over(py, blank.memory, &blank.form, extents)?;
+                // Python's object of a storage counts, and stays: it is made before others make it.
+                made.call_method0(intern!(py, "untyped_storage")).ok()?;
+                let storage = self.reader.get().fast()?.storage(&made)?;
+                Some((blank.number, made, storage))
+            });
+        drop(self.blanks.replace(py, blanks));
+        let Some((number, made, storage)) = made else {
+            return Ok(false);
+        };
+        let prototypes = self.prototypes.get(py).into_bound(py);
+        let others = prototypes.iter_borrowed().enumerate();
+        let next: SmallVec<[Bound<'_, PyAny>; 8]> = others
+            .map(|(place, one)| {
+                if place == number {
+                    made.clone()
+                } else {
+                    one.to_owned()
+                }
+            })
+            .collect();
+        let next = PyTuple::new(py, next)?.unbind();
+        let mut pieces = self.pieces.take(py);
+        let own = raw::storage_uses(storage);
+        let before = std::mem::replace(&mut pieces[index], Piece { storage, own });
+        drop(self.pieces.replace(py, pieces));
+        // The storage before lives as long as its prototype.
+        let others = self.prototypes.replace(py, next);
+        set_error.call1(py, (before.storage, message))?;
+        drop(others);
+        Ok(true)
+    }
+
+    /// Return what makes the prototype of a piece anew; none if there are more, or it cannot be read.
+    fn blank(&self, prototypes: &Bound<'_, PyTuple>, piece: usize) -> PyResult<Option<Blank>> {
+        let mut found = self
+            .places
+            .iter()
+            .enumerate()
+            .filter(|(_, of)| **of == piece);
+        let (Some((number, _)), None) = (found.next(), found.next()) else {
+            return Ok(None);
+        };
+        if number >= prototypes.len() {
+            return Ok(None);
+        }
+        let (reader, tensor) = (self.reader.get(), prototypes.get_item(number)?);
+        let Some(form) = reader.fast().and_then(|fast| fast.form(&tensor)) else {
+            return Ok(None);
+        };
+        if is_lazy(&tensor)? {
+            return Ok(None);
+        }
+        let read = |view: &View<'_>| (view.shape.into(), view.strides.into());
+        let (sizes, strides): (Box<[i64]>, Box<[i64]>) = reader.with(&tensor, read)?;
+        let int = |object: &Bound<'_, PyAny>, name| object.call_method0(name)?.extract::<i64>();
+        let nbytes = int(&tensor.call_method0("untyped_storage")?, "nbytes")?;
+        let (element, offset) = (
+            int(&tensor, "element_size")?,
+            int(&tensor, "storage_offset")?,
+        );
+        let steps = sizes
+            .iter()
+            .zip(&strides)
+            .map(|(size, step)| (size - 1) * step);
+        let end = offset + steps.sum::<i64>() + 1;
+        if sizes.contains(&0) || end * element != nbytes {
+            // The new storage would be smaller.
+            return Ok(None);
+        }
+        Ok(Some(Blank {
+            number,
+            memory: reader.location(&tensor)?.1,
+            form,
+            sizes,
+            strides,
+            offset,
+        }))
+    }
+
+    /// The inputs that lie in outputs of the path: their places, and what makes another tensor like each.
+    #[inline]
+    pub(super) fn stand_ins(&self) -> &[(usize, Py<PyAny>)] {
+        &self.stand_ins
+    }
+
+    /// Return whether an input that is copied is taken as elements in a row.
+    pub(super) fn has_span(&self, place: usize) -> bool {
+        let mut spans = self.spans.iter();
+        spans.any(|(number, _)| self.copied[*number] == place)
+    }
+
+    /// The places of the inputs that a replay copies.
+    #[inline]
+    pub(super) fn copied(&self) -> &[usize] {
+        &self.copied
+    }
+
+    /// Enqueue a replay with the inputs at the places that are copied.
+    #[inline]
+    pub(super) fn replay(
+        &self,
+        py: Python<'_>,
+        inputs: &[Option<Bound<'_, PyAny>>],
+        stream: Option<u64>,
+    ) -> PyResult<()> {
+        let copied = self.copied.iter();
+        let mut copied: SmallVec<[Bound<'_, PyAny>; 16]> =
+            copied.filter_map(|place| inputs[*place].clone()).collect();
+        for (number, count) in &self.spans {
+            let tensor = &copied[*number];
+            copied[*number] = tensor.call_method1(intern!(py, "as_strided"), ((count,), (1,)))?;
+        }
+        match &self.replay {
+            Replay::Graph(graph) if copied.is_empty() => {
+                Graph::run(graph.bind(py), ReplayTensors::Nothing, None, stream)
+            }
+            Replay::Graph(graph) => {
+                let copied = PyTuple::new(py, copied)?;
+                let given = ReplayTensors::Unchecked(&copied);
+                Graph::run(graph.bind(py), given, None, stream)
+            }
+            Replay::Callable(replay) => {
+                let copied = PyTuple::new(py, copied)?;
+                replay.call1(py, (copied,)).map(drop)
+            }
+        }
+    }
+
+    /// Return what the call returns.
+    #[inline]
+    pub(super) fn result<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        raw::count(&self.replays);
+        let prototypes = self.prototypes.get(py).into_bound(py);
+        let alias = |tensor: &Bound<'py, PyAny>| tensor.call_method0(intern!(py, "detach"));
+        let outputs = self.outputs.iter().map(|output| match output {
+            Output::Own(number) => alias(&prototypes.get_item(*number)?),
+            Output::OfPath(make) => make.bind(py).call0(),
+            Output::Static(tensor) => alias(tensor.bind(py)),
+            Output::Constant(value) => Ok(value.bind(py).clone()),
+        });
+        let outputs: SmallVec<[Bound<'py, PyAny>; 8]> = outputs.collect::<PyResult<_>>()?;
+        PyList::new(py, outputs)
+    }
+}
+
+impl Output {
+    fn parse(from: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let kind: String = from.get_item(0)?.extract()?;
+        let value = from.get_item(1)?;
+        Ok(match kind.as_str() {
+            "own" => Self::Own(value.extract()?),
+            "path" => Self::OfPath(value.unbind()),
+            "static" => Self::Static(value.unbind()),
+            "constant" => Self::Constant(value.unbind()),
+            _ => {
+                let expected = "own, path, static or constant";
+                return Err(argument("the kind of an output", &kind, expected));
+            }
+        })
+    }
+}

@@ -1,0 +1,1 @@
+"""Graph trees: see :mod:`cgraph.trees`."""

@@ -1,0 +1,320 @@
+"""Graph trees of one device: pools, recordings, and what becomes of outputs when a path ends."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import threading
+import weakref
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+import torch
+from typing_extensions import Self
+
+from cgraph import _core, _torch
+from cgraph._captures.last_stream import last_stream
+from cgraph._captures.pool_blocks import PoolBlocks
+from cgraph._captures.sim_pools import SimMemPool
+from cgraph._driver import Driver, Handle
+from cgraph._source import forget_locals
+from cgraph._trees.function import RESET, Function
+from cgraph._trees.node import Node
+from cgraph._trees.recording import record
+from cgraph._trees.steps import follow_torch
+from cgraph.errors import CaptureError, StateError
+from cgraph.graphs import graph_pool_handle, is_current_stream_capturing
+
+__all__ = ["GraphTree", "HeldOutput"]
+
+HeldOutput = tuple[Node, int, int]
+"""A node, the number of one of its pieces of memory, and where that begins."""
+
+# One thread at a time records, on any device.
+_recording = threading.Lock()
+_Ended = tuple[Sequence[HeldOutput], bool]
+
+
+class GraphTree(_core.Tree):
+    """The recorded graphs of one device and driver; they share a pool.
+
+    Attributes:
+        eager: How often a function has run without the tree, by function and reason.
+        recordings: The number of recordings.
+    """
+
+    eager: collections.Counter[tuple[int, str]]
+    recordings: int
+    _driver: Driver
+    _device_index: int
+    _last_stream: _core.LastStream | None
+    _owning: list[Node]
+    # Storages of static inputs of forward passes, by number.
+    _statics: dict[int, _torch.WeakStorage]
+
+    def __new__(cls, driver: Driver, device_index: int, steps: _core.StepSource) -> Self:
+        """Make an empty tree of a device."""
+        if driver.device_type == "cuda":
+            with torch.cuda.device(device_index):
+                last = last_stream(driver)
+        else:
+            last = None
+        tree = super().__new__(
+            cls,
+            _torch.tensor_reader(),
+            steps,
+            last,
+            _torch.set_stale,
+            is_current_stream_capturing,
+            _torch.is_intercepted,
+            _torch.forward_ad,
+            _torch.mode_addresses() | _torch.fresh_functions(),
+            _torch.interception_keys(),
+        )
+        tree._driver, tree._device_index, tree._last_stream = driver, device_index, last
+        tree.eager = collections.Counter()
+        tree.recordings = 0
+        tree._empty()
+        return tree
+
+    @property
+    def device_type(self) -> str:
+        """The type of its device, as torch names it."""
+        return self._driver.device_type
+
+    def reset(self) -> None:
+        """Drop all graphs; outputs of the path that somebody holds get memory of their own.
+
+        Raises:
+            StateError: A call of the tree is under way.
+        """
+        with self, self._on_device():
+            if self.is_busy:
+                raise StateError(
+                    "reset() of graph trees inside a call of one of their functions: call it when"
+                    " that has returned"
+                )
+            try:
+                self._follow()
+                if (ended := self.end_path()) is not None:
+                    self._end(None, *ended)
+            finally:
+                self._start_over()
+
+    def _start_over(self) -> None:
+        """Drop all nodes, and begin with a new pool."""
+        for _, _, _, node in self.nodes:
+            node.graph.reset()
+        self.clear()
+        self._empty()
+
+    def __del__(self) -> None:
+        """Keep the memory of outputs that somebody holds, while they do."""
+        ended = self.end_path()
+        if ended is None or ended[1]:
+            # Nothing is held, or owns its block.
+            return
+        live: list[HeldOutput] = ended[0]
+        for node, piece, _ in live:
+            storage = node.first_prototype(piece).untyped_storage()
+            # torch keeps Python's object of a storage as long as the storage.
+            end = weakref.finalize(storage, _let_go, self._memory)
+            end.atexit = False
+
+    def _empty(self) -> None:
+        """Begin without memory."""
+        self._memory: tuple[Handle, Any] | None = None
+        self._owning = []
+        self._statics = {}
+
+    @property
+    def _pool(self) -> Handle:
+        """The pool of the graphs."""
+        return self._pool_and_stream()[0]
+
+    @property
+    def _stream(self) -> Any:
+        """The stream of the recordings."""
+        return self._pool_and_stream()[1]
+
+    def _pool_and_stream(self) -> tuple[Handle, Any]:
+        if self._memory is None:
+            self._memory = graph_pool_handle(), self._driver.new_stream()
+            mem_pool = self._driver.mem_pool(self._memory[0])
+            if isinstance(mem_pool, SimMemPool):
+                # Inputs are copied before a recording, which may use their blocks again.
+                mem_pool.keeps_contents = True
+        return self._memory
+
+    def _record(self, function: Function, inputs: list[Any], new: _core.NewNode) -> Sequence[Any]:
+        """Record a call as a node; return its result."""
+        with self._on_device():
+            self._follow()
+            if new.ended is not None:
+                self._end_for(function, inputs, new.ended)
+            moving = self._moving(function, inputs, new.statics)
+            if set(moving).intersection(function.mutated):
+                return self._run(function, inputs, "mutation")
+            new.copy(moving)
+            # A capture of another thread allows no wait.
+            if _recording.acquire(blocking=False):
+                try:
+                    if self._can_wait():
+                        return self._recorded(function, inputs, new, moving)
+                finally:
+                    _recording.release()
+            return self._run(function, inputs, "capture elsewhere")
+
+    def _recorded(
+        self, function: Function, inputs: list[Any], new: _core.NewNode, moving: Sequence[int]
+    ) -> Sequence[Any]:
+        if new.path and not new.owns:
+            self._restore(function, new)
+        blocks = PoolBlocks(self._driver, self._pool)
+        options: dict[str, Any] = {"moving": moving, "keeps_held": function.mode == "backward"}
+        place = self._driver, self._pool, self._stream
+        try:
+            node, results = record(*place, function.run, inputs, new, **options)
+        except BaseException as error:
+            # The locals of the function hold tensors of the pool.
+            forget_locals(error)
+            if blocks.are_left():
+                self._start_over()
+            raise
+        self._owning.append(node)
+        self.recordings += 1
+        node.graph.replay()
+        return results
+
+    def _can_wait(self) -> bool:
+        """Wait for the device; return False if a capture forbids that."""
+        try:
+            self._driver.synchronize()
+        except CaptureError:
+            return False
+        return True
+
+    def _run(self, function: Function, inputs: list[Any], reason: str) -> Sequence[Any]:
+        """Run a call without the tree."""
+        self.eager[function.id, reason] += 1
+        return function.run(inputs)
+
+    @contextlib.contextmanager
+    def _on_device(self) -> Iterator[None]:
+        """Make the tree's device the current one, and know of steps that torch counts."""
+        follow_torch()
+        if self.device_type == "cuda":
+            with torch.cuda.device(self._device_index):
+                yield
+        else:
+            yield
+
+    def _follow(self) -> None:
+        """Let the current stream wait for replays on others, whose outputs are to be read."""
+        if self._last_stream is not None:
+            self._last_stream.follow()
+
+    def _moving(self, function: Function, inputs: list[Any], statics: list[int]) -> list[int]:
+        """Return the places of static inputs that do not stay in place.
+
+        torch calls all tensors static that a forward pass has saved for a backward pass, but only
+        those stay in place that were static in a forward pass.
+        """
+        storages = {place: _torch.WeakStorage(inputs[place]) for place in statics}
+        if function.mode != "backward":
+            self._statics.update({one.pointer: one for one in storages.values()})
+            return []
+        return [place for place, one in storages.items() if one.pointer not in self._statics]
+
+    def _restore(self, function: Function, new: _core.NewNode) -> None:
+        """Let outputs of the path, which was replayed, own their blocks again."""
+        path: list[Node] = new.path
+        for node in path:
+            node.let_outputs_own()
+        live = [node.owning[piece] for node, piece, _ in new.live]
+        dead = [address for _, _, address in new.dead]
+        try:
+            self._driver.restore(self._pool, path[-1].checkpoint, live, dead)
+        except BaseException:
+            # Nobody knows what the pool is like.
+            for storage in live:
+                _torch.make_stale(storage, function.message)
+            self._start_over()
+            raise
+        self._owning = list(path)
+        new.own_path()
+
+    def _end_for(self, function: Function, inputs: list[Any], ended: _Ended) -> None:
+        """End a path with a call, whose inputs may be outputs of it: these stay right."""
+        live, owns = ended
+        addresses = {_torch.start_of(one) for one in inputs if isinstance(one, torch.Tensor)}
+        if _torch.gives_memory():
+            self._end(function, live, owns, addresses)
+            return
+        ending = {address for _, _, address in live}
+        for place, one in enumerate(inputs):
+            if isinstance(one, torch.Tensor) and _torch.start_of(one) in ending:
+                inputs[place] = _torch.clone_with_strides(one)
+        self._end(function, live, owns)
+
+    def _end(
+        self,
+        function: Function | None,
+        live: Sequence[HeldOutput],
+        owns: bool,
+        kept: Collection[int] = (),
+    ) -> None:
+        """Take the outputs of a path that has ended away from those who hold them.
+
+        Gradients get memory of their own instead: they are to be added to in later steps. So do
+        outputs that begin at the addresses ``kept``, and all if there is no function.
+        """
+        found: dict[Node, dict[int, int]] = {}
+        for node, piece, address in live:
+            found.setdefault(node, {})[piece] = address
+        left = []
+        for node, pieces in found.items():
+            chosen = sorted(pieces)
+            storages = [node.owning[one] for one in chosen] if owns else node.replace(chosen)
+            keeps = node.keeps_held or function is None
+            left += [
+                (storage, keeps or pieces[one] in kept)
+                for one, storage in zip(chosen, storages, strict=True)
+            ]
+        if owns:
+            self._driver.give_up(self._pool, [storage for storage, _ in left])
+        message = RESET if function is None else function.message
+        try:
+            while left:
+                storage, keeps = left[-1]
+                if keeps and _torch.gives_memory():
+                    _torch.give_memory(storage)
+                else:
+                    _torch.make_stale(storage, message)
+                left.pop()
+        finally:
+            for storage, _ in left:
+                _torch.make_stale(storage, message)
+            if owns:
+                for node in self._owning:
+                    node.hold_prototypes()
+                self._owning = []
+
+    @staticmethod
+    def _apart(tensor: torch.Tensor) -> torch.Tensor:
+        """Return a copy of an input that lies in an output of a path that ends with the call."""
+        return _torch.clone_with_strides(tensor)
+
+    def _eager(
+        self, function: Function, inputs: list[Any], reason: str, detail: int, ended: _Ended | None
+    ) -> None:
+        """Note a call that runs without the tree; the path may have ended with it."""
+        self.eager[function.id, reason] += 1
+        if ended is not None:
+            with self._on_device():
+                self._follow()
+                self._end_for(function, inputs, ended)
+
+
+def _let_go(_: object) -> None:
+    """Do nothing: who calls this has kept an object up to now."""

@@ -1,0 +1,141 @@
+"""Nodes of a graph tree, and who owns the memory of their outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from cgraph import _core, _torch
+from cgraph.cudagraph import CUDAGraph
+
+__all__ = ["Node", "Outputs"]
+
+
+@dataclass
+class Outputs:
+    """The outputs of a recording.
+
+    Attributes:
+        described: What a replay returns at each place; see ``_core.TreeNode``.
+        new: The tensors over new memory of the pool, one for each that is returned.
+        pieces: The number of the piece of memory of each of these.
+        storages: The storage of each piece.
+    """
+
+    described: list[tuple[str, Any]]
+    new: list[torch.Tensor]
+    pieces: list[int]
+    storages: list[_torch.WeakStorage]
+
+
+class Node(_core.TreeNode):
+    """A recorded call.
+
+    After the recording, the outputs that callers have own their blocks of the pool, until the path
+    ends. From then on the node holds prototypes, which own nothing: callers of replays get aliases
+    of these. Before another call is recorded behind a replay, outputs own their blocks again.
+
+    Attributes:
+        graph: The graph.
+        checkpoint: The blocks of the pool in use behind the node.
+    """
+
+    graph: CUDAGraph
+    checkpoint: Any
+    # Storages whose blocks outputs own; None where prototypes stand for them.
+    _owning: list[_torch.WeakStorage] | None
+    _unused: list[torch.Tensor]
+
+    def __new__(
+        cls,
+        graph: CUDAGraph,
+        replay: Callable[[tuple[Any, ...]], None] | CUDAGraph,
+        copied: Sequence[int],
+        spans: Sequence[tuple[int, int]],
+        stand_ins: Sequence[tuple[int, Callable[[], torch.Tensor]]],
+        outputs: Outputs,
+        keeps_held: bool,
+    ) -> Node:
+        """Make a node whose outputs own their blocks.
+
+        Args:
+            graph: The graph.
+            replay: What replays it.
+            copied: The places of the inputs that it copies.
+            spans: Those among them that are copied in a row; see ``_core.TreeNode``.
+            stand_ins: What makes other tensors like inputs in outputs of the path, by place.
+            outputs: Its outputs.
+            keeps_held: Outputs that are held when the path ends get memory of their own.
+        """
+        node = super().__new__(
+            cls,
+            replay,
+            copied,
+            spans,
+            stand_ins,
+            outputs.described,
+            outputs.pieces,
+            keeps_held,
+            _torch.tensor_reader(),
+        )
+        node.graph = graph
+        node._unused = _prototypes(outputs.new)
+        node._own(outputs.storages)
+        return node
+
+    @property
+    def owning(self) -> list[_torch.WeakStorage]:
+        """The storage of each piece while outputs own their blocks."""
+        assert self._owning is not None, "prototypes stand for the outputs"
+        return self._owning
+
+    def first_prototype(self, piece: int) -> torch.Tensor:
+        """Return a prototype over a piece of memory."""
+        return self.prototypes[self.places.index(piece)]
+
+    def let_outputs_own(self) -> None:
+        """Hold the storages of the outputs weakly: those that live are to own their blocks."""
+        firsts = self._firsts(self.prototypes)
+        self._unused = _prototypes(self.prototypes)
+        self._own([_torch.WeakStorage(one) for one in firsts])
+
+    def hold_prototypes(self) -> None:
+        """Hold prototypes again: no output owns its block any more."""
+        unused, self._unused = self._unused, []
+        self._hold(unused)
+        self._owning = None
+
+    def replace(self, pieces: Iterable[int]) -> list[_torch.WeakStorage]:
+        """Make new prototypes in place of those of some pieces; return the storages before."""
+        before = list(self.prototypes)
+        chosen = set(pieces)
+        places = [place for place, piece in enumerate(self.places) if piece in chosen]
+        new = dict(zip(places, _prototypes([before[place] for place in places]), strict=True))
+        storages = [_torch.WeakStorage(self._firsts(before)[piece]) for piece in sorted(chosen)]
+        self._hold([new.get(place, one) for place, one in enumerate(before)])
+        return storages
+
+    def _own(self, storages: list[_torch.WeakStorage]) -> None:
+        self._owning = storages
+        self.hold((), [(one.pointer, 0) for one in storages])
+
+    def _hold(self, prototypes: Sequence[torch.Tensor]) -> None:
+        storages = [_torch.WeakStorage(one) for one in self._firsts(prototypes)]
+        uses = [(one.pointer, _torch.storage_uses(one)) for one in storages]
+        self.hold(tuple(prototypes), uses)
+        self._kept = storages
+
+    def _firsts(self, prototypes: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return the first prototype of each piece."""
+        found: dict[int, torch.Tensor] = {}
+        for piece, one in zip(self.places, prototypes, strict=True):
+            found.setdefault(piece, one)
+        return [found[piece] for piece in sorted(found)]
+
+
+def _prototypes(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return tensors over the same memory that own nothing, and of which views have versions."""
+    return _torch.unowned(tensors, is_inference=False)

@@ -1,0 +1,161 @@
+"""The recording of one call of a function as a node."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from cgraph import _core, _torch
+from cgraph._captures.pool_blocks import PoolBlocks
+from cgraph._driver import Driver, Handle
+from cgraph._trees.node import Node, Outputs
+from cgraph.cudagraph import CUDAGraph
+from cgraph.errors import CaptureError
+from cgraph.graphs import graph
+
+__all__ = ["record"]
+
+
+def record(
+    driver: Driver,
+    pool: Handle,
+    stream: Any,
+    model: Callable[[list[Any]], Sequence[Any]],
+    inputs: list[Any],
+    new: _core.NewNode,
+    moving: Sequence[int],
+    *,
+    keeps_held: bool,
+) -> tuple[Node, list[Any]]:
+    """Record a call and add its node; return the node, and what the call returns.
+
+    The memory of what is returned has no contents before the node's graph is replayed.
+
+    Args:
+        driver: The driver in force.
+        pool: The pool; outputs of the path own their blocks.
+        stream: The stream of all recordings into the pool.
+        model: The function. It takes a list, which it empties.
+        inputs: The inputs, likewise.
+        new: The node to be.
+        moving: The places of static inputs that do not stay in place.
+        keeps_held: Outputs that are held when the path ends get memory of their own.
+
+    Raises:
+        CaptureError: A tensor in the pool that is no result outlives the call, or a result is on
+            another device.
+    """
+    in_place = {*new.managed, *new.statics}.difference(moving)
+    copied = [
+        place
+        for place, one in enumerate(inputs)
+        if isinstance(one, torch.Tensor) and one.numel() > 0 and place not in in_place
+    ]
+    holders = {address: (node, piece) for node, piece, address in new.live}
+    managed = [(place, inputs[place]) for place in new.managed]
+    stand_ins = [(place, _another(one, *holders[_torch.start_of(one)])) for place, one in managed]
+    del managed
+    known = {_torch.start_of(inputs[place]) for place in new.statics if place not in moving}
+    blocks = PoolBlocks(driver, pool)
+    slots, spans = [], []
+    with torch.no_grad(), driver.stream(stream):
+        for number, place in enumerate(copied):
+            slot, span = _slot(driver, pool, inputs[place])
+            if span is not None:
+                spans.append((number, span.numel()))
+            slots.append(_torch.unowned([slot if span is None else span])[0])
+            inputs[place] = slot
+            del slot, span
+    made = CUDAGraph()
+    made._statics = tuple(slots)
+    made._may_be_empty = True
+    with torch.no_grad(), graph(made, pool, stream, capture_error_mode="thread_local"):
+        returned = model(inputs)
+    inputs.clear()
+    results = list(returned) if isinstance(returned, (list, tuple)) else [returned]
+    del returned
+    outputs = _outputs(driver, pool, results, new, known)
+    known_blocks = {one.address for one in outputs.storages}
+    if blocks.are_left(known_blocks):
+        made.reset()
+        raise CaptureError(
+            "a function keeps a tensor that it has made and not returned: replays would overwrite"
+            " it. Return it, or keep a clone that is made outside of the compiled function"
+        )
+    replay: Any = made if driver.device_type == "cuda" else _fed(made)
+    node = Node(made, replay, copied, spans, stand_ins, outputs, keeps_held)
+    node.checkpoint = driver.checkpoint(pool)
+    new.close(node, [one.address for one in outputs.storages])
+    return node, results
+
+
+def _slot(
+    driver: Driver, pool: Handle, tensor: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return a copy of an input in the pool, and the elements to copy if some lie in one place."""
+    slot = driver.new_block(tensor, pool)
+    if not _torch.overlaps_itself(tensor):
+        slot.copy_(tensor)
+        return slot, None
+    span, source = _torch.row_of(slot), _torch.row_of(tensor)
+    span.copy_(source)
+    return slot, span
+
+
+def _fed(made: CUDAGraph) -> Callable[[tuple[Any, ...]], None]:
+    """Return what replays a graph on the simulator with other inputs."""
+    feed = made._feeder()
+    return feed if made._statics else lambda _: made.replay()
+
+
+def _outputs(
+    driver: Driver, pool: Handle, results: list[Any], new: _core.NewNode, known: set[int]
+) -> Outputs:
+    # The block of one that nobody holds any more may be that of a result.
+    of_path = {address: (node, piece) for node, piece, address in new.live if node.is_held(piece)}
+    found = Outputs([], [], [], [])
+    pieces: dict[int, int] = {}
+    for place, one in enumerate(results):
+        if not isinstance(one, torch.Tensor):
+            found.described.append(("constant", one))
+            continue
+        start = _torch.start_of(one)
+        if start in of_path:
+            node, piece = of_path[start]
+            found.described.append(("path", _another(one, node, piece)))
+        elif start == 0 or start in known or not driver.is_in_pool(one, pool):
+            if start and one.device.type != driver.device_type:
+                raise CaptureError(
+                    f"result {place} of a recording is on {one.device}, expected a tensor of the"
+                    " GPU: a graph cannot compute it. Move it to the GPU in the function, or leave"
+                    " the function uncompiled"
+                )
+            found.described.append(("static", one))
+        else:
+            if start not in pieces:
+                pieces[start] = len(pieces)
+                found.storages.append(_torch.WeakStorage(one))
+            found.described.append(("own", len(found.new)))
+            found.new.append(one)
+            found.pieces.append(pieces[start])
+    found.new = [one.detach() for one in found.new]
+    return found
+
+
+def _another(tensor: torch.Tensor, node: Node, piece: int) -> Callable[[], torch.Tensor]:
+    """Return what makes a tensor like another one over an output of a node that was replayed."""
+    layout = tensor.storage_offset(), tensor.shape, tensor.stride()
+    form = tensor.dtype, *layout, tensor.is_conj(), tensor.is_neg()
+    return functools.partial(_over, node, piece, form)
+
+
+def _over(node: Node, piece: int, form: tuple[Any, ...]) -> torch.Tensor:
+    dtype, offset, shape, strides, is_conj, is_neg = form
+    root = node.first_prototype(piece)
+    with torch.no_grad(), torch.inference_mode(False):
+        made = torch.empty(0, dtype=dtype, device=root.device)
+        made.set_(root.untyped_storage(), offset, shape, strides)
+        return _torch.lazy_view(_torch.with_version_of(root, made), is_conj, is_neg)

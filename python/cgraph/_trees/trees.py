@@ -1,0 +1,120 @@
+"""The graph trees of all devices, and the steps of the program."""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import weakref
+
+from cgraph import _driver, _torch
+from cgraph._trees.function import Function
+from cgraph._trees.graph_tree import GraphTree
+from cgraph._trees.steps import follow_torch, steps
+
+__all__ = [
+    "Owner",
+    "add_function",
+    "all_trees",
+    "living_functions",
+    "note_skip",
+    "owner",
+    "reset_all",
+    "skips",
+    "tree_of",
+]
+
+skips: list[tuple[str, str]] = []
+"""Graphs, or parts of them, that are not captured: the name and the reason."""
+
+
+class Owner:
+    """A thread that calls functions of trees, with those threads that autograd runs for it.
+
+    Attributes:
+        trees: Its trees, by driver and device.
+        thread: The number of the thread.
+    """
+
+    def __init__(self) -> None:
+        # A tree lives as long as one of its functions.
+        self.trees: weakref.WeakValueDictionary[tuple[int, int], GraphTree]
+        self.trees = weakref.WeakValueDictionary()
+        self.thread = threading.get_ident()
+        self._thread = threading.current_thread()
+        # A thread that ends must not be the one that drops graphs.
+        _owners[:] = [*(one for one in _owners if one.is_alive), self]
+
+    @property
+    def is_alive(self) -> bool:
+        """True unless the thread has ended."""
+        return self._thread.is_alive()
+
+
+_owners: list[Owner] = []
+
+
+@atexit.register
+def _leave_to_process() -> None:
+    """Let no tree die at exit, when much of what its graphs need for that is gone."""
+    _torch.leave_to_process(_owners)
+    for one in _owners:
+        for tree in one.trees.values():
+            _torch.leave_to_process(tree)
+
+
+def note_skip(name: str, reason: str) -> None:
+    """Note that a graph, or a part of one, is not captured."""
+    if (name, reason) not in skips:
+        skips.append((name, reason))
+
+
+def owner() -> Owner:
+    """Return the owner of the trees that this thread uses."""
+    found: Owner | None = _torch.in_thread(_NAME)
+    if found is None:
+        found = Owner()
+        _torch.put_in_thread(_NAME, found)
+    return found
+
+
+_NAME = "cgraph_trees"
+
+
+def tree_of(device_index: int) -> GraphTree:
+    """Return this thread's tree of a device of the driver in force."""
+    driver, trees = _driver.current(), owner().trees
+    key = _driver.number(), device_index
+    found = trees.get(key)
+    if found is None:
+        follow_torch()
+        found = trees[key] = GraphTree(driver, device_index, steps)
+    return found
+
+
+def all_trees() -> list[tuple[int, GraphTree]]:
+    """Return the trees of the driver in force, of all threads, and their devices' numbers."""
+    number = _driver.number()
+    trees = [item for one in list(_owners) for item in one.trees.items()]
+    found = [(device, tree) for (of, device), tree in trees if of == number]
+    return sorted(found, key=lambda item: item[0])
+
+
+def living_functions(tree: GraphTree) -> list[Function]:
+    """Return the functions of a tree that somebody may call."""
+    return sorted((one for one in list(_functions) if one.tree is tree), key=lambda one: one.id)
+
+
+def add_function(function: Function) -> None:
+    """Let reports know a function."""
+    _functions.add(function)
+
+
+_functions: weakref.WeakSet[Function] = weakref.WeakSet()
+
+
+def reset_all() -> None:
+    """Drop all graphs of the trees of the driver in force, and forget marks of steps."""
+    for _, tree in all_trees():
+        tree.reset()
+    skips.clear()
+    steps.forget_marks()

@@ -1,0 +1,116 @@
+"""Graph trees: captured functions that share memory, as they are called one after another.
+
+Within one step, calls may use outputs of those before them. Each call is captured once for each way
+in which a step can come to it, and the memory of what nobody holds any more is used again. An
+output is valid until the next step: then whoever accesses it gets a ``RuntimeError``.
+
+``torch.compile(backend="cgraph")`` uses them; :func:`cudagraphify` is for other compilers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from cgraph._trees.cudagraphify import Cudagraphified, mode_name
+from cgraph._trees.report import TreeFunctionReport, TreesReport, report
+from cgraph._trees.steps import follow_torch, mark_step
+from cgraph._trees.trees import reset_all
+
+__all__ = [
+    "TreeFunctionReport",
+    "TreesReport",
+    "cudagraphify",
+    "mark_step_begin",
+    "report",
+    "reset",
+]
+
+
+def cudagraphify(
+    model: Callable[[list[Any]], Sequence[Any]],
+    inputs: Sequence[Any],
+    static_input_idxs: Sequence[int] = (),
+    *,
+    device_index: int = 0,
+    is_backward: bool = False,
+    is_inference: bool = False,
+    stack_traces: Sequence[str | None] | None = None,
+    constants: Sequence[Any] = (),
+    placeholders: Sequence[Any] = (),
+    mutated_input_idxs: Sequence[int] = (),
+    compile_id: Any = None,
+) -> Callable[[list[Any]], list[Any]]:
+    """Return a function that replays captures of ``model``; the signature is torch's.
+
+    It takes a list of tensors, integers and generators, which it empties, and returns a list. All
+    calls have tensors of the same shapes and strides. The first call runs ``model``, a later one
+    captures it, without recording gradients, and then calls are replays.
+
+    Call :func:`mark_step_begin` before each step: without it, all calls belong to one step, outputs
+    that are held keep their memory, and a function that has been called 256 times behind them runs
+    uncaptured.
+
+    Args:
+        model: The function; it takes a list and empties it.
+        inputs: Inputs as those of the calls; for their number, and which of them are integers.
+        static_input_idxs: The places of inputs that stay at one address. They are not copied; if
+            one has moved, the function is captured again.
+        device_index: The number of the device.
+        is_backward: It is a backward pass.
+        is_inference: No backward pass follows it.
+        stack_traces: For torch's signature.
+        constants: For torch's signature.
+        placeholders: For torch's signature.
+        mutated_input_idxs: The places of inputs that it writes. Where these are neither static nor
+            outputs of the same step, calls run uncaptured.
+        compile_id: For torch's signature.
+
+    Raises:
+        ArgumentError: An input is on another device, both modes are given, or a place is none of
+            an input.
+
+    >>> import torch, cgraph
+    >>> with cgraph.sim.use():
+    ...     double = cgraph.trees.cudagraphify(
+    ...         lambda args: [args.pop() * 2], [torch.ones(2)], is_inference=True
+    ...     )
+    ...     for step in range(4):
+    ...         cgraph.trees.mark_step_begin()
+    ...         [y] = double([torch.full((2,), float(step))])
+    ...     print(y)
+    tensor([6., 6.])
+    """
+    mode = mode_name(is_backward, is_inference)
+    name = getattr(model, "__qualname__", type(model).__qualname__)
+    follow_torch()
+    made = Cudagraphified(
+        model,
+        device_index,
+        name=name,
+        mode=mode,
+        statics=static_input_idxs,
+        mutated=mutated_input_idxs,
+    )
+    if any(isinstance(one, int) for one in inputs):
+        return made
+    return made.function_for(inputs)
+
+
+def mark_step_begin() -> None:
+    """Begin a step: outputs of calls before it may be overwritten from here on.
+
+    From the first mark on, steps begin only where they are marked, here or by
+    ``torch.compiler.cudagraph_mark_step_begin()``.
+    """
+    mark_step()
+
+
+def reset() -> None:
+    """Drop all captured graphs of trees of the driver in force.
+
+    Outputs of the last step that somebody holds get memory of their own. Functions stay and are
+    captured again. Steps count by themselves again, until the next mark.
+    ``torch.compiler.reset()`` does the same.
+    """
+    reset_all()
