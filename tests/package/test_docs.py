@@ -32,6 +32,7 @@ MODULES = [
     "cgraph.reports",
     "cgraph.sim",
     "cgraph.timeline",
+    "cgraph.trees",
 ]
 README = Path(__file__).parents[2] / "README.md"
 GRAPHED = README.parent / "docs" / "graphed.md"

@@ -1,0 +1,108 @@
+"""Graph trees on a GPU: beside torch's own, in parts, and what they leave; rows 1-5, 1-6."""
+
+from __future__ import annotations
+
+import copy
+import gc
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import cgraph
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True)
+def _own_compiler() -> Iterator[None]:
+    torch.compiler.reset()
+    cgraph.trees.reset()
+    yield
+    torch.compiler.reset()
+    cgraph.trees.reset()
+
+
+def graphs() -> int:
+    return sum(one.graphs for one in cgraph.trees.report().functions)
+
+
+@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")
+def test_reduce_overhead_beside_it_stays_torchs() -> None:
+    from torch._inductor import cudagraph_trees
+
+    model = nn.Linear(8, 8).cuda()
+    ours = torch.compile(model, backend="cgraph")
+    theirs = torch.compile(lambda x: torch.relu(x) * 2, mode="reduce-overhead")
+    with torch.no_grad():
+        for _ in range(5):
+            torch.compiler.cudagraph_mark_step_begin()
+            x = torch.randn(4, 8, device="cuda")
+            assert torch.allclose(ours(x), model(x), atol=1e-4)
+            assert torch.allclose(theirs(x), torch.relu(x) * 2)
+    assert cudagraph_trees.get_manager(0, create_if_none_exists=False) is not None
+    assert graphs() == 1
+
+
+def test_parts_between_operators_of_the_cpu_are_captured_on_their_own() -> None:
+    def body(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        z = (x @ y).relu()
+        on_cpu = z.sum().cpu() + 1
+        return z + on_cpu.cuda(), on_cpu
+
+    fast = torch.compile(body, backend="cgraph")
+    with torch.no_grad():
+        for _ in range(5):
+            x, y = torch.randn(16, 16, device="cuda"), torch.randn(16, 16, device="cuda")
+            for got, want in zip(fast(x, y), body(x, y), strict=True):
+                assert torch.allclose(got, want, rtol=1e-4, atol=1e-2)
+    assert graphs() == 2
+
+
+def test_weights_and_gradients_of_a_compiled_model_and_optimizer_equal_eager() -> None:
+    model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.LayerNorm(32), nn.Linear(32, 4)).cuda()
+    reference, fast = copy.deepcopy(model), torch.compile(model, backend="cgraph")
+    optimizers = [torch.optim.Adam(m.parameters(), capturable=True) for m in (model, reference)]
+    compiled = torch.compile(lambda: optimizers[0].step(), backend="cgraph")
+    for _ in range(10):
+        x = torch.randn(8, 16, device="cuda")
+        for one in (fast, reference):
+            one.zero_grad()
+            one(x).square().mean().backward()
+        compiled()
+        optimizers[1].step()
+        for got, want in zip(model.parameters(), reference.parameters(), strict=True):
+            assert torch.allclose(got, want, atol=1e-4)
+
+
+def test_after_a_reset_no_segment_of_a_tree_is_left() -> None:
+    model = nn.Linear(256, 256).cuda()
+    fast = torch.compile(model, backend="cgraph")
+    with torch.no_grad():
+        for _ in range(4):
+            fast(torch.randn(64, 256, device="cuda"))
+    torch.compiler.reset()
+    gc.collect()
+    torch.cuda.empty_cache()
+    private = [s for s in torch.cuda.memory_snapshot() if tuple(s["segment_pool_id"]) != (0, 0)]
+    assert not private
+    # The end of a pool finds routing that was left on.
+    cgraph.MemPool()
+
+
+def test_a_pool_that_was_emptied_and_paused_between_recordings_still_replays_right() -> None:
+    x = torch.randn(1 << 18, device="cuda")
+    fast = [
+        cgraph.trees.cudagraphify(lambda a, k=k: [a.pop().repeat(k).view(k, -1).sum(0)], [x])
+        for k in range(1, 5)
+    ]
+    first = cgraph.trees.cudagraphify(lambda a: [a.pop() * 2], [x])
+    for number in range(16):
+        cgraph.trees.mark_step_begin()
+        x = torch.randn(1 << 18, device="cuda")
+        [y] = first([x])
+        [z] = fast[number % 4]([y])
+        assert torch.allclose(z, x * 2 * (number % 4 + 1), rtol=1e-4, atol=1e-4)
+        del y, z
+        torch.cuda.empty_cache()
