@@ -670,6 +670,7 @@ class TreeNode:
         places: Sequence[int],
         keeps_held: bool,
         reader: TensorReader,
+        count_uses: Callable[[int], int] | None,
     ) -> Self: ...
     def hold(self, prototypes: tuple[Any, ...], storages: Sequence[tuple[int, int]]) -> None:
         """Take the prototypes, and of each piece its storage and the references to it."""

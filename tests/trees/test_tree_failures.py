@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from cgraph import trees
+from cgraph import _torch, trees
+from cgraph._trees import graph_tree
 from cgraph.errors import ArgumentError, CaptureError, StateError
 from lab import Lab, fresh
 from tree_programs import graphs_of, half, in_tree, step
@@ -90,3 +91,83 @@ def test_a_reset_inside_of_a_call_is_refused(lab: Lab) -> None:
         if number == 0:
             inner.append(1)
     assert graphs_of(fast) == 1
+
+
+def test_an_input_of_an_ended_path_that_cannot_be_copied_leaves_no_output_of_it_readable(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = in_tree(lab, half, fresh(lab, 4)), in_tree(lab, torch.neg, fresh(lab, 4))
+    for _ in range(4):
+        step()
+        y = first(x := fresh(lab, 4))
+        step()
+        assert torch.allclose(second(y), -half(x))
+    step()
+    y = first(fresh(lab, 4))
+    step()
+
+    def fail(_: Tensor) -> Tensor:
+        raise MemoryError("no memory for a copy")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Tensor, "clone", fail)
+        with pytest.raises(MemoryError, match="no memory for a copy"):
+            second(y)
+    with pytest.raises(RuntimeError, match="overwritten by a subsequent run"):
+        y.sum()
+    step()
+    assert torch.allclose(first(x := fresh(lab, 4)), half(x))
+
+
+@pytest.mark.parametrize("returned", [tuple, list, lambda results: results[0]])
+def test_a_call_returns_a_list_whatever_the_function_returns_and_wherever_it_runs(
+    lab: Lab, returned: Any
+) -> None:
+    def twice(args: list[Any]) -> Any:
+        return returned([args.pop() * 2])
+
+    fast: Any = trees.cudagraphify(twice, [fresh(lab, 4)], is_inference=True)
+    for number in range(4):
+        step()
+        if number == 1:
+            # As while another thread captures.
+            with graph_tree._recording:
+                found = fast([x := fresh(lab, 4)])
+        else:
+            found = fast([x := fresh(lab, 4)])
+        assert type(found) is list
+        assert torch.equal(found[0], x * 2)
+    [node] = [node for *_, node in fast.tree.nodes]
+    assert node.replays == 1
+
+
+def test_in_a_torch_that_says_nowhere_in_memory_who_holds_an_output_calls_are_as_right(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def count(storage: int, counted: Any = _torch.count_uses) -> Any:
+        asked.append(storage)
+        return counted(storage)
+
+    monkeypatch.setattr(_torch, "counts_uses_natively", lambda: False)
+    monkeypatch.setattr(_torch, "count_uses", count)
+    first, second = in_tree(lab, half, fresh(lab, 4)), in_tree(lab, torch.neg, fresh(lab, 4))
+    for number in range(8):
+        step()
+        y = first(x := fresh(lab, 4))
+        z = second(y)
+        assert torch.allclose(z, -half(x))
+        if number % 2:
+            del y
+            assert torch.allclose(second(z), half(x))
+        del z
+    # Behind the first function, and behind itself.
+    assert graphs_of(second) == 2
+    asked.clear()
+    held = first(fresh(lab, 4))
+    step()
+    first(fresh(lab, 4))
+    assert asked
+    with pytest.raises(RuntimeError, match="overwritten by a subsequent run"):
+        held.sum()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,22 +17,15 @@ from cgraph._torch.tensors import WeakStorage, without_modes
 
 __all__ = [
     "allocator_state",
+    "count_uses",
     "counts_uses_natively",
     "give_memory",
     "give_up_block",
     "gives_memory",
-    "has_allocator_states",
     "make_stale",
     "restore_allocator_state",
     "set_stale",
-    "storage_uses",
 ]
-
-
-def has_allocator_states() -> bool:
-    """Return whether the allocator's state of a pool can be noted and restored."""
-    names = ("_cuda_getCheckpointState", "_cuda_setCheckpointPoolState")
-    return torch.cuda.get_allocator_backend() == "native" and all(map(of_torch.has, names))
 
 
 def allocator_state(ordinal: int, handle: Handle) -> Any:
@@ -121,13 +114,11 @@ def _exchanges_memory() -> bool:
         return agrees and sys.getrefcount(buffer) == held - 1
 
 
-def storage_uses(storage: WeakStorage) -> int:
-    """Return how many references a storage has; 0 if it is gone.
+count_uses: Callable[[int], int] = of_torch.function("_storage_Use_Count")
+"""Count the references to a storage, by the address of the object; 0 if the storage is gone.
 
-    The one of Python's object for it counts where torch keeps that.
-    """
-    uses: int = of_torch._storage_Use_Count(storage.pointer)
-    return uses
+The one of Python's object for it counts where torch keeps that.
+"""
 
 
 _FIRST, _BEYOND = (2, 8), (2, 12)
@@ -145,13 +136,13 @@ def counts_uses_natively() -> bool:
         storage = WeakStorage(sample)
         aliases: list[torch.Tensor] = []
         for _ in range(3):
-            if _count_at(storage) != storage_uses(storage):
+            if _count_at(storage) != count_uses(storage.pointer):
                 return False
             aliases.append(sample.detach())
         aliases.clear()
-        agrees = _count_at(storage) == storage_uses(storage)
+        agrees = _count_at(storage) == count_uses(storage.pointer)
         del sample
-        return agrees and _count_at(storage) == storage_uses(storage) == 0
+        return agrees and _count_at(storage) == count_uses(storage.pointer) == 0
 
 
 def _count_at(storage: WeakStorage) -> int:

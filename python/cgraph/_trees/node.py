@@ -80,6 +80,7 @@ class Node(_core.TreeNode):
             outputs.pieces,
             keeps_held,
             _torch.tensor_reader(),
+            None if _torch.counts_uses_natively() else _torch.count_uses,
         )
         node.graph = graph
         node._unused = _prototypes(outputs.new)
@@ -124,7 +125,7 @@ class Node(_core.TreeNode):
 
     def _hold(self, prototypes: Sequence[torch.Tensor]) -> None:
         storages = [_torch.WeakStorage(one) for one in self._firsts(prototypes)]
-        uses = [(one.pointer, _torch.storage_uses(one)) for one in storages]
+        uses = [(one.pointer, _torch.count_uses(one.pointer)) for one in storages]
         self.hold(tuple(prototypes), uses)
         self._kept = storages
 

@@ -1,6 +1,6 @@
 //! `TreeFunction`: a function whose calls are replays of a tree's nodes.
 
-use cg_core::tree::{Answer, Call, FunctionId, Reason};
+use cg_core::tree::{Answer, Call, FunctionId, Input, Reason};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
@@ -107,7 +107,7 @@ impl TreeFunction {
             Done::Record(new) => {
                 let recorded = tree.call_method1(intern!(py, "_record"), (slf, inputs, new));
                 tree.get().with(py, |inner| inner.is_recording = false);
-                recorded
+                as_list(recorded?)
             }
         }
     }
@@ -140,7 +140,26 @@ enum Done {
 }
 
 impl TreeFunction {
-    /// Return a copy of an input that lies in an output of a path that ends with the call.
+    /// Copy the inputs that lie in outputs of a path that ends with the call: a replay may write there while it
+    /// copies them.
+    fn set_apart(
+        &self,
+        items: &mut [Option<Bound<'_, PyAny>>],
+        places: &[Input],
+        node: &TreeNode,
+        ended: &EndedPath,
+    ) -> PyResult<()> {
+        for place in node.copied() {
+            if ended.0.iter().any(|(.., at)| *at == places[*place].memory)
+                && let Some(given) = items[*place].take()
+            {
+                items[*place] = Some(self.apart(&given, node, *place)?);
+            }
+        }
+        Ok(())
+    }
+
+    /// Return a copy of an input.
     fn apart<'py>(
         &self,
         tensor: &Bound<'py, PyAny>,
@@ -161,8 +180,10 @@ impl TreeFunction {
         for place in &self.elsewhere {
             let is_cpu = inputs
                 .get_item(*place)?
-                .getattr(intern!(inputs.py(), "is_cpu"))?;
-            if is_cpu.is_truthy()? {
+                .getattr_opt(intern!(inputs.py(), "is_cpu"))?;
+            if let Some(is_cpu) = is_cpu
+                && is_cpu.is_truthy()?
+            {
                 return Ok(true);
             }
         }
@@ -172,11 +193,7 @@ impl TreeFunction {
     /// Run the function without the tree.
     #[cold]
     fn call_model<'py>(&self, inputs: &Bound<'py, PyList>) -> PyResult<Bound<'py, PyAny>> {
-        let result = self.model.bind(inputs.py()).call1((inputs,))?;
-        match result.cast::<PyTuple>() {
-            Ok(tuple) => Ok(PyList::new(inputs.py(), tuple.iter())?.into_any()),
-            Err(_) => Ok(result),
-        }
+        as_list(self.model.bind(inputs.py()).call1((inputs,))?)
     }
 
     #[inline]
@@ -192,7 +209,7 @@ impl TreeFunction {
         let items: SmallVec<[Option<Bound<'py, PyAny>>; 16]> = list.iter().map(Some).collect();
         let places = locations(tree.reader.get(), items.iter().flatten())?;
         let mut held = HeldInputs::new(py, &inner.nodes.0, items);
-        list.call_method0(intern!(py, "clear"))?;
+        list.del_slice(0, list.len())?;
         let call = Call {
             function: self.id,
             inputs: &places,
@@ -210,20 +227,13 @@ impl TreeFunction {
                     Some(before) => before.get().follow(py)?,
                     None => None,
                 };
-                if let Some((live, owns)) = inner.take_ended(py) {
-                    // The replay may write there while it copies.
-                    for place in node.get().copied() {
-                        if live.iter().any(|(.., at)| *at == places[*place].memory) {
-                            let given = items[*place].take();
-                            items[*place] = given
-                                .map(|one| self.apart(&one, node.get(), *place))
-                                .transpose()?;
-                        }
-                    }
-                    if let Some((live, owns)) = tree.take_away(py, (live, owns), &self.message)? {
+                if let Some(ended) = inner.take_ended(py) {
+                    let apart = self.set_apart(&mut items, &places, node.get(), &ended);
+                    if let Some((live, owns)) = tree.take_away(py, ended, &self.message)? {
                         self.tree
                             .call_method1(py, intern!(py, "_end"), (function, live, owns))?;
                     }
+                    apart?;
                 }
                 node.get().replay(py, &items, stream)?;
                 inner.core.entered(id);
@@ -246,6 +256,19 @@ impl TreeFunction {
         inner.is_recording = true;
         Ok(Done::Record(Py::new(py, made)?))
     }
+}
+
+/// Return what a function returns as a list.
+fn as_list(returned: Bound<'_, PyAny>) -> PyResult<Bound<'_, PyAny>> {
+    if returned.is_instance_of::<PyList>() {
+        return Ok(returned);
+    }
+    let py = returned.py();
+    Ok(match returned.cast_into::<PyTuple>() {
+        Ok(tuple) => tuple.to_list(),
+        Err(other) => PyList::new(py, [other.into_inner()])?,
+    }
+    .into_any())
 }
 
 /// A reason and its number, in words that Python knows.

@@ -34,6 +34,8 @@ pub(crate) struct TreeNode {
     blanks: Attached<Vec<Option<Blank>>>,
     keeps_held: bool,
     reader: Py<TensorReader>,
+    /// Counts the references to a storage, by the address of its object; none where that is read in place.
+    count_uses: Option<Py<PyAny>>,
     replays: AtomicU64,
 }
 
@@ -82,6 +84,8 @@ impl TreeNode {
     /// `outputs` are pairs: `("own", number)` of a prototype, `("path", make)`, `("static", tensor)` or
     /// `("constant", value)`. `places` are the numbers of the pieces of memory of the prototypes, which
     /// `reader` reads. With `keeps_held`, outputs that are held when the path ends get memory of their own.
+    /// `count_uses` counts the references to a storage, by the address of its object, in a torch where that
+    /// cannot be read in place.
     #[new]
     #[expect(clippy::too_many_arguments, reason = "given once for each recording")]
     fn new(
@@ -94,6 +98,7 @@ impl TreeNode {
         places: Vec<usize>,
         keeps_held: bool,
         reader: Py<TensorReader>,
+        count_uses: Option<Py<PyAny>>,
     ) -> PyResult<Self> {
         let outputs = outputs.iter().map(|one| Output::parse(&one));
         Ok(Self {
@@ -111,6 +116,7 @@ impl TreeNode {
             blanks: Attached::default(),
             keeps_held,
             reader,
+            count_uses,
             replays: AtomicU64::new(0),
         })
     }
@@ -171,7 +177,7 @@ impl TreeNode {
                 Output::Own(_) => {}
             }
         }
-        Ok(())
+        visit.call(&self.count_uses)
     }
 }
 
@@ -181,7 +187,17 @@ impl TreeNode {
         let pieces = self.pieces.take(py);
         let piece = pieces.get(index).copied();
         drop(self.pieces.replace(py, pieces));
-        piece.is_some_and(|piece| raw::storage_uses(piece.storage) > piece.own)
+        piece.is_some_and(|piece| self.uses(py, piece.storage) > piece.own)
+    }
+
+    /// Return how many references a storage has; more than there can be if torch does not say.
+    #[inline]
+    fn uses(&self, py: Python<'_>, storage: u64) -> u32 {
+        let Some(count) = &self.count_uses else {
+            return raw::storage_uses(storage);
+        };
+        let counted = count.bind(py).call1((storage,));
+        counted.and_then(|uses| uses.extract()).unwrap_or(u32::MAX)
     }
 
     /// Take a piece away from those who hold it: what accesses its storage raises `message` by `set_error`, and
@@ -194,7 +210,7 @@ impl TreeNode {
         with: &NewTensor,
         (set_error, message): (&Py<PyAny>, &Py<PyAny>),
     ) -> PyResult<bool> {
-        if self.keeps_held {
+        if self.keeps_held || self.count_uses.is_some() {
             return Ok(false);
         }
         let blanks = self.blanks.take(py);
