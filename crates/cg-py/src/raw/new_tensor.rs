@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::ffi::c_void;
-use std::mem::{MaybeUninit, transmute};
+use std::mem::transmute;
 use std::ptr::null_mut;
 
 use pyo3::ffi::PyObject;
@@ -95,10 +95,9 @@ impl NewTensor {
         assert_eq!(sizes.len(), strides.len(), "a stride for each dimension");
         let dim = i64::try_from(sizes.len()).ok()?;
         let (scalar_type, device_type, device_index) = form.codes();
-        let mut handle = MaybeUninit::uninit();
         // SAFETY: there are as many sizes and strides as dimensions, the codes are what torch has said of
         // a tensor, and `handle` is valid for one write.
-        let status = unsafe {
+        let handle = self.made(|handle| unsafe {
             (self.allocate)(
                 dim,
                 sizes.as_ptr(),
@@ -106,17 +105,9 @@ impl NewTensor {
                 scalar_type,
                 device_type,
                 device_index,
-                handle.as_mut_ptr(),
+                handle,
             )
-        };
-        if status != 0 {
-            return None;
-        }
-        let handle = Handle {
-            functions: self,
-            // SAFETY: the function says that it has written.
-            handle: unsafe { handle.assume_init() },
-        };
+        })?;
         let mut address = null_mut();
         // SAFETY: the handle is a tensor's, and `address` is valid for one write.
         if unsafe { (self.data_ptr)(handle.handle, &raw mut address) } != 0 {
@@ -142,10 +133,9 @@ impl NewTensor {
         let dim = i64::try_from(sizes.len()).ok()?;
         let (scalar_type, device_type, device_index) = form.codes();
         let memory = std::ptr::with_exposed_provenance_mut(usize::try_from(address).ok()?);
-        let mut handle = MaybeUninit::uninit();
         // SAFETY: there are as many sizes and strides as dimensions, the codes are what torch has said of
         // a tensor over this memory, which it does not touch, and `handle` is valid for one write.
-        let status = unsafe {
+        let handle = self.made(|handle| unsafe {
             from_blob(
                 memory,
                 dim,
@@ -155,18 +145,20 @@ impl NewTensor {
                 scalar_type,
                 device_type,
                 device_index,
-                handle.as_mut_ptr(),
+                handle,
             )
-        };
-        if status != 0 {
-            return None;
-        }
-        let handle = Handle {
-            functions: self,
-            // SAFETY: the function says that it has written.
-            handle: unsafe { handle.assume_init() },
-        };
+        })?;
         self.wrapped(py, &handle)
+    }
+
+    /// Return the tensor that a function of torch's makes, which writes its handle; none if it fails.
+    fn made(&self, make: impl FnOnce(*mut *mut c_void) -> i32) -> Option<Handle<'_>> {
+        let mut handle = null_mut();
+        let status = make(&raw mut handle);
+        (status == 0).then(|| Handle {
+            functions: self,
+            handle,
+        })
     }
 
     fn wrapped<'py>(&self, py: Python<'py>, handle: &Handle<'_>) -> Option<Bound<'py, PyAny>> {
