@@ -570,9 +570,6 @@ class StepSource:
         """Let an attribute count: of marks, or of steps that are counted without marks."""
     def forget_marks(self) -> None:
         """Let steps count by themselves again, until the next mark."""
-    @property
-    def now(self) -> tuple[int, bool]:
-        """The number of the step, and whether it was marked."""
 
 @disjoint_base
 class Tree:
@@ -616,20 +613,9 @@ class Tree:
     @property
     def nodes(self) -> list[tuple[int, int | None, int, Any]]:
         """The nodes: number, that of the parent, that of the function, and the node."""
-    def conditions(
-        self, node: int
-    ) -> tuple[list[tuple[int, int]], list[tuple[int, int]], list[tuple[int, int]]]:
-        """Return outputs, as node and number: the conditions of a node's liveness.
-
-        Those that nobody may hold before it, those that nobody may hold once its inputs are let
-        go, and those that may be held after it.
-        """
     @property
     def path(self) -> list[int]:
         """The numbers of the nodes of the path, the root first."""
-    @property
-    def has_pending_backward(self) -> bool:
-        """True if a forward pass waits for its backward pass."""
 
 @disjoint_base
 class TreeFunction:
@@ -652,9 +638,6 @@ class TreeFunction:
     @property
     def id(self) -> int:
         """Its number in the tree."""
-    @property
-    def model(self) -> Callable[[list[Any]], Any]:
-        """The function as it was written."""
 
 @disjoint_base
 class TreeNode:

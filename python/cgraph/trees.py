@@ -14,7 +14,7 @@ from typing import Any
 
 from cgraph._trees.cudagraphify import Cudagraphified, mode_name
 from cgraph._trees.report import TreeFunctionReport, TreesReport, report
-from cgraph._trees.steps import follow_torch, mark_step
+from cgraph._trees.steps import mark_step
 from cgraph._trees.trees import reset_all
 
 __all__ = [
@@ -83,7 +83,6 @@ def cudagraphify(
     """
     mode = mode_name(is_backward, is_inference)
     name = getattr(model, "__qualname__", type(model).__qualname__)
-    follow_torch()
     made = Cudagraphified(
         model,
         device_index,

@@ -10,7 +10,6 @@ import torch
 
 from cgraph import _driver, _torch
 from cgraph._trees.cudagraphify import Cudagraphified, mode_name
-from cgraph._trees.steps import follow_torch
 from cgraph._trees.trees import note_skip, reset_all, tree_of
 
 __all__ = ["cgraph_backend"]
@@ -78,7 +77,6 @@ class _Backend:
     ) -> Callable[..., Any]:
         """Compile a graph of Dynamo's."""
         driver = _driver.current()
-        follow_torch()
         _follow_resets()
         name = _name_of(graph_module)
         if driver.device_type == "cpu":

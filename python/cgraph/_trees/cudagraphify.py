@@ -11,7 +11,7 @@ import torch
 
 from cgraph import _driver
 from cgraph._trees.function import Function, Model
-from cgraph._trees.trees import Owner, add_function, note_skip, owner, tree_of
+from cgraph._trees.trees import Owner, note_skip, owner, tree_of
 from cgraph.errors import ArgumentError
 
 __all__ = ["Cudagraphified", "mode_name"]
@@ -116,7 +116,7 @@ class Cudagraphified:
                 note_skip(self._options["name"], f"input {place} is a {kind}, which may change")
                 return self._model
         function = Function(tree, self._model, len(inputs), elsewhere=elsewhere, **self._options)
-        add_function(function)
+        tree.functions.add(function)
         return function
 
 

@@ -25,14 +25,13 @@ from cgraph._trees.steps import follow_torch
 from cgraph.errors import CaptureError, StateError
 from cgraph.graphs import graph_pool_handle, is_current_stream_capturing
 
-__all__ = ["GraphTree", "HeldOutput"]
-
-HeldOutput = tuple[Node, int, int]
-"""A node, the number of one of its pieces of memory, and where that begins."""
+__all__ = ["GraphTree"]
 
 # One thread at a time records, on any device.
 _recording = threading.Lock()
-_Ended = tuple[Sequence[HeldOutput], bool]
+# A node, the number of one of its pieces of memory, and where that begins.
+_HeldOutput = tuple[Node, int, int]
+_Ended = tuple[Sequence[_HeldOutput], bool]
 
 
 class GraphTree(_core.Tree):
@@ -40,11 +39,11 @@ class GraphTree(_core.Tree):
 
     Attributes:
         eager: How often a function has run without the tree, by function and reason.
-        recordings: The number of recordings.
+        functions: Its functions that somebody may call.
     """
 
     eager: collections.Counter[tuple[int, str]]
-    recordings: int
+    functions: weakref.WeakSet[Function]
     _driver: Driver
     _device_index: int
     _last_stream: _core.LastStream | None
@@ -73,7 +72,7 @@ class GraphTree(_core.Tree):
         )
         tree._driver, tree._device_index, tree._last_stream = driver, device_index, last
         tree.eager = collections.Counter()
-        tree.recordings = 0
+        tree.functions = weakref.WeakSet()
         tree._empty()
         return tree
 
@@ -114,7 +113,7 @@ class GraphTree(_core.Tree):
         if ended is None or ended[1]:
             # Nothing is held, or owns its block.
             return
-        live: list[HeldOutput] = ended[0]
+        live: list[_HeldOutput] = ended[0]
         for node, piece, _ in live:
             storage = node.first_prototype(piece).untyped_storage()
             # torch keeps Python's object of a storage as long as the storage.
@@ -160,21 +159,19 @@ class GraphTree(_core.Tree):
             if _recording.acquire(blocking=False):
                 try:
                     if self._can_wait():
-                        return self._recorded(function, inputs, new, moving)
+                        return self._recorded(function, inputs, new)
                 finally:
                     _recording.release()
             return self._run(function, inputs, "capture elsewhere")
 
-    def _recorded(
-        self, function: Function, inputs: list[Any], new: _core.NewNode, moving: Sequence[int]
-    ) -> Sequence[Any]:
+    def _recorded(self, function: Function, inputs: list[Any], new: _core.NewNode) -> Sequence[Any]:
         if new.path and not new.owns:
             self._restore(function, new)
         blocks = PoolBlocks(self._driver, self._pool)
-        options: dict[str, Any] = {"moving": moving, "keeps_held": function.mode == "backward"}
-        place = self._driver, self._pool, self._stream
+        place = self._driver, blocks, self._stream
+        keeps_held = function.mode == "backward"
         try:
-            node, results = record(*place, function.run, inputs, new, **options)
+            node, results = record(*place, function.run, inputs, new, keeps_held=keeps_held)
         except BaseException as error:
             # The locals of the function hold tensors of the pool.
             forget_locals(error)
@@ -182,7 +179,6 @@ class GraphTree(_core.Tree):
                 self._start_over()
             raise
         self._owning.append(node)
-        self.recordings += 1
         node.graph.replay()
         return results
 
@@ -260,7 +256,7 @@ class GraphTree(_core.Tree):
     def _end(
         self,
         function: Function | None,
-        live: Sequence[HeldOutput],
+        live: Sequence[_HeldOutput],
         owns: bool,
         kept: Collection[int] = (),
     ) -> None:
@@ -306,7 +302,7 @@ class GraphTree(_core.Tree):
         return _torch.clone_with_strides(tensor)
 
     def _eager(
-        self, function: Function, inputs: list[Any], reason: str, detail: int, ended: _Ended | None
+        self, function: Function, inputs: list[Any], reason: str, ended: _Ended | None
     ) -> None:
         """Note a call that runs without the tree; the path may have ended with it."""
         self.eager[function.id, reason] += 1

@@ -21,12 +21,11 @@ __all__ = ["record"]
 
 def record(
     driver: Driver,
-    pool: Handle,
+    blocks: PoolBlocks,
     stream: Any,
     model: Callable[[list[Any]], Sequence[Any]],
     inputs: list[Any],
     new: _core.NewNode,
-    moving: Sequence[int],
     *,
     keeps_held: bool,
 ) -> tuple[Node, list[Any]]:
@@ -36,19 +35,18 @@ def record(
 
     Args:
         driver: The driver in force.
-        pool: The pool; outputs of the path own their blocks.
+        blocks: The blocks of the pool before; outputs of the path own theirs.
         stream: The stream of all recordings into the pool.
         model: The function. It takes a list, which it empties.
         inputs: The inputs, likewise.
         new: The node to be.
-        moving: The places of static inputs that do not stay in place.
         keeps_held: Outputs that are held when the path ends get memory of their own.
 
     Raises:
         CaptureError: A tensor in the pool that is no result outlives the call, or a result is on
             another device.
     """
-    in_place = {*new.managed, *new.statics}.difference(moving)
+    pool, in_place = blocks.token, {*new.managed, *new.statics}
     copied = [
         place
         for place, one in enumerate(inputs)
@@ -58,8 +56,7 @@ def record(
     managed = [(place, inputs[place]) for place in new.managed]
     stand_ins = [(place, _another(one, *holders[_torch.start_of(one)])) for place, one in managed]
     del managed
-    known = {_torch.start_of(inputs[place]) for place in new.statics if place not in moving}
-    blocks = PoolBlocks(driver, pool)
+    known = {_torch.start_of(inputs[place]) for place in new.statics}
     slots, spans = [], []
     with torch.no_grad(), driver.stream(stream):
         for number, place in enumerate(copied):

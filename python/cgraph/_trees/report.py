@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cgraph._text import plural, printable, table
-from cgraph._trees.trees import all_trees, living_functions, skips
+from cgraph._trees.trees import all_trees, skips
 
 __all__ = ["TreeFunctionReport", "TreesReport", "report"]
 
@@ -78,7 +78,7 @@ def report() -> TreesReport:
     found = []
     for device, tree in all_trees():
         nodes = tree.nodes
-        for function in living_functions(tree):
+        for function in sorted(tree.functions, key=lambda one: one.id):
             own = [node for _, _, of, node in nodes if of == function.id]
             eager = {why: count for (of, why), count in tree.eager.items() if of == function.id}
             replays = sum(node.replays for node in own)

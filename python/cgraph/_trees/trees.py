@@ -7,15 +7,12 @@ import threading
 import weakref
 
 from cgraph import _driver, _torch
-from cgraph._trees.function import Function
 from cgraph._trees.graph_tree import GraphTree
 from cgraph._trees.steps import follow_torch, steps
 
 __all__ = [
     "Owner",
-    "add_function",
     "all_trees",
-    "living_functions",
     "note_skip",
     "owner",
     "reset_all",
@@ -82,11 +79,11 @@ _NAME = "cgraph_trees"
 
 def tree_of(device_index: int) -> GraphTree:
     """Return this thread's tree of a device of the driver in force."""
+    follow_torch()
     driver, trees = _driver.current(), owner().trees
     key = _driver.number(), device_index
     found = trees.get(key)
     if found is None:
-        follow_torch()
         found = trees[key] = GraphTree(driver, device_index, steps)
     return found
 
@@ -97,19 +94,6 @@ def all_trees() -> list[tuple[int, GraphTree]]:
     trees = [item for one in list(_owners) for item in one.trees.items()]
     found = [(device, tree) for (of, device), tree in trees if of == number]
     return sorted(found, key=lambda item: item[0])
-
-
-def living_functions(tree: GraphTree) -> list[Function]:
-    """Return the functions of a tree that somebody may call."""
-    return sorted((one for one in list(_functions) if one.tree is tree), key=lambda one: one.id)
-
-
-def add_function(function: Function) -> None:
-    """Let reports know a function."""
-    _functions.add(function)
-
-
-_functions: weakref.WeakSet[Function] = weakref.WeakSet()
 
 
 def reset_all() -> None:

@@ -259,12 +259,6 @@ impl Tree {
         self.path.as_ref().is_some_and(Path::owns)
     }
 
-    /// Return the outputs of the path that somebody holds, and where each begins.
-    #[must_use]
-    pub fn live(&self, holders: &impl Holders) -> Vec<(OutputId, u64)> {
-        self.held(self.path.as_ref(), holders)
-    }
-
     /// Note that an enqueued node is the end of the path; `decide` has answered it.
     pub fn entered(&mut self, id: NodeId) {
         self.extend_path(id, PathState::Replayed);

@@ -63,24 +63,6 @@ impl Node {
         self.parent
     }
 
-    /// The places of the inputs that lie in outputs of the path, and their addresses.
-    #[must_use]
-    pub fn managed(&self) -> &[(u32, u64)] {
-        &self.managed
-    }
-
-    /// The places of the inputs that stay in place, and their addresses.
-    #[must_use]
-    pub fn statics(&self) -> &[(u32, u64)] {
-        &self.statics
-    }
-
-    /// The outputs of the path that nobody may hold before it, and once its inputs were let go.
-    #[must_use]
-    pub fn dead(&self) -> [&[OutputId]; 2] {
-        [&self.dead_before, &self.dead_after]
-    }
-
     /// The outputs of the path that may be held after it, its own among them.
     #[must_use]
     pub fn live_after(&self) -> &[OutputId] {

@@ -97,8 +97,7 @@ impl TreeFunction {
         match done? {
             Done::Run(node) => Ok(node.get().result(py)?.into_any()),
             Done::Eager(reason, ended) => {
-                let (kind, detail) = words(reason);
-                let told = (slf, inputs, kind, detail, ended);
+                let told = (slf, inputs, name_of(reason), ended);
                 tree.call_method1(intern!(py, "_eager"), told)?;
                 // The function may wait for another thread that calls one of the tree.
                 drop(lock);
@@ -116,12 +115,6 @@ impl TreeFunction {
     #[getter]
     fn id(&self) -> u32 {
         self.id.0
-    }
-
-    /// The function as it was written.
-    #[getter]
-    fn model(&self, py: Python<'_>) -> Py<PyAny> {
-        self.model.clone_ref(py)
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
@@ -271,13 +264,13 @@ fn as_list(returned: Bound<'_, PyAny>) -> PyResult<Bound<'_, PyAny>> {
     .into_any())
 }
 
-/// A reason and its number, in words that Python knows.
-fn words(reason: Reason) -> (&'static str, u32) {
+/// The name that Python has for a reason.
+fn name_of(reason: Reason) -> &'static str {
     match reason {
-        Reason::FirstRun => ("first run", 0),
-        Reason::PutOff => ("put off", 0),
-        Reason::Mutation(place) => ("mutation", place),
-        Reason::Repeats(count) => ("repeats", count),
-        Reason::Rerecords(count) => ("rerecords", count),
+        Reason::FirstRun => "first run",
+        Reason::PutOff => "put off",
+        Reason::Mutation(_) => "mutation",
+        Reason::Repeats(_) => "repeats",
+        Reason::Rerecords(_) => "rerecords",
     }
 }

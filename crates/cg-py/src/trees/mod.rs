@@ -188,32 +188,11 @@ impl Tree {
         found.unwrap_or_default()
     }
 
-    /// The outputs, as node and number, that nobody may hold before a node, those that nobody may hold once
-    /// its inputs were let go, and those that may be held after it.
-    fn conditions(&self, py: Python<'_>, node: u32) -> [Vec<(u32, u32)>; 3] {
-        let found = self.with(py, |inner| {
-            let node = inner.core.node(NodeId(node));
-            let [before, after] = node.dead();
-            [before, after, node.live_after()].map(|outputs| {
-                let pair = |one: &OutputId| (one.node.0, one.index);
-                outputs.iter().map(pair).collect()
-            })
-        });
-        found.unwrap_or_default()
-    }
-
     /// The numbers of the nodes of the path, the root first.
     #[getter]
     fn path(&self, py: Python<'_>) -> Vec<u32> {
         let path = |inner: &mut Inner| inner.core.path().iter().map(|id| id.0).collect();
         self.with(py, path).unwrap_or_default()
-    }
-
-    /// Whether a forward pass waits for its backward pass.
-    #[getter]
-    fn has_pending_backward(&self, py: Python<'_>) -> bool {
-        let is_pending = self.with(py, |inner| inner.core.has_pending_backward());
-        is_pending.unwrap_or_default()
     }
 
     /// The lock that one thread at a time holds while it calls a function of the tree.

@@ -1,6 +1,6 @@
 //! `NewNode`: a call that becomes a node, while Python records it.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use cg_core::tree::Open;
 use pyo3::prelude::*;
@@ -22,9 +22,6 @@ pub(crate) struct NewNode {
     /// The places of the inputs that lie in outputs of the path.
     #[pyo3(get)]
     managed: Vec<u32>,
-    /// The places of the inputs that stay where they are.
-    #[pyo3(get)]
-    statics: Vec<u32>,
     /// The nodes of the path, the root first.
     #[pyo3(get)]
     path: Vec<Py<TreeNode>>,
@@ -46,6 +43,14 @@ pub(crate) struct NewNode {
 
 #[pymethods]
 impl NewNode {
+    /// The places of the inputs that stay where they are.
+    #[getter]
+    fn statics(&self) -> Vec<u32> {
+        let open = self.open();
+        open.as_ref()
+            .map_or_else(Vec::new, |open| places(open.statics()))
+    }
+
     /// Note that the outputs of the path own their blocks from here on.
     fn own_path(&self, py: Python<'_>) {
         self.tree.get().with(py, |inner| inner.core.own_path());
@@ -57,19 +62,14 @@ impl NewNode {
         reason = "pyo3 takes a vector out of any sequence"
     )]
     fn copy(&self, places: Vec<u32>) {
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(open) = open.as_mut() {
+        if let Some(open) = self.open().as_mut() {
             open.copy(&places);
         }
     }
 
     /// Add the node, as the end of the path; `addresses` are those of its pieces of memory.
     fn close(&self, node: Bound<'_, TreeNode>, addresses: Vec<u64>) -> PyResult<()> {
-        let open = self
-            .open
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
+        let open = self.open().take();
         let open = open.ok_or_else(|| state("the call is a node already"))?;
         self.tree.get().close(open, node, addresses);
         Ok(())
@@ -81,6 +81,10 @@ impl NewNode {
 }
 
 impl NewNode {
+    fn open(&self) -> MutexGuard<'_, Option<Open>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub(super) fn new(
         py: Python<'_>,
         tree: Py<Tree>,
@@ -88,7 +92,6 @@ impl NewNode {
         ended: Option<EndedPath>,
         (core, nodes): (&cg_core::tree::Tree, &Nodes),
     ) -> Self {
-        let places = |found: &[(u32, u64)]| found.iter().map(|(place, _)| *place).collect();
         let path = core.path();
         let may_be_live = path
             .last()
@@ -97,7 +100,6 @@ impl NewNode {
         let held = |found: &mut dyn Iterator<Item = _>| nodes.held(py, core, found);
         Self {
             managed: places(open.managed()),
-            statics: places(open.statics()),
             path: path.iter().map(|id| nodes.get(py, *id)).collect(),
             live: held(&mut open.live().iter().copied()),
             dead: held(&mut dead.copied()),
@@ -107,4 +109,8 @@ impl NewNode {
             open: Mutex::new(Some(open)),
         }
     }
+}
+
+fn places(found: &[(u32, u64)]) -> Vec<u32> {
+    found.iter().map(|(place, _)| *place).collect()
 }

@@ -52,13 +52,6 @@ impl StepSource {
         Ok(())
     }
 
-    /// The number of the step now, and whether it was marked.
-    #[getter]
-    fn now(&self, py: Python<'_>) -> PyResult<(i64, bool)> {
-        let step = self.step(py)?;
-        Ok((step.number, step.is_marked))
-    }
-
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         self.marks
             .traverse(&visit, |list, visit| visit.call(list))?;
