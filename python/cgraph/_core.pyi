@@ -606,6 +606,12 @@ class Tree:
         """True if a call is under way, as seen from inside of it."""
     def set_running_backward(self) -> None:
         """Note that a backward pass runs without the tree."""
+    @property
+    def has_pending_backward(self) -> bool:
+        """True if a forward pass waits for its backward pass."""
+    @property
+    def held_outputs(self) -> int:
+        """The number of outputs of the path that somebody holds."""
     def end_path(self) -> tuple[list[tuple[Any, int, int]], bool] | None:
         """End the path; return its outputs that are held, and whether they own their blocks."""
     def clear(self) -> None:
@@ -697,6 +703,9 @@ class NewNode:
     @property
     def ended(self) -> tuple[list[tuple[Any, int, int]], bool] | None:
         """The path that the call has ended, as of :meth:`Tree.end_path`."""
+    @property
+    def moved(self) -> list[tuple[int, int, int]]:
+        """The static inputs that were elsewhere in the last graph: place, address then and now."""
     def own_path(self) -> None:
         """Note that the outputs of the path own their blocks from here on."""
     def copy(self, places: Sequence[int]) -> None:

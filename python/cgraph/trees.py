@@ -9,16 +9,18 @@ output is valid until the next step: then whoever accesses it gets a ``RuntimeEr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cgraph._trees.cudagraphify import Cudagraphified, mode_name
-from cgraph._trees.report import TreeFunctionReport, TreesReport, report
+from cgraph._trees.options import TreeOptions
+from cgraph._trees.report import TreeFunctionReport, TreeReport, TreesReport, report
 from cgraph._trees.steps import mark_step
 from cgraph._trees.trees import reset_all
 
 __all__ = [
     "TreeFunctionReport",
+    "TreeReport",
     "TreesReport",
     "cudagraphify",
     "mark_step_begin",
@@ -40,6 +42,7 @@ def cudagraphify(
     placeholders: Sequence[Any] = (),
     mutated_input_idxs: Sequence[int] = (),
     compile_id: Any = None,
+    options: Mapping[str, Any] | None = None,
 ) -> Callable[[list[Any]], list[Any]]:
     """Return a function that replays captures of ``model``; the signature is torch's.
 
@@ -61,14 +64,15 @@ def cudagraphify(
         is_inference: No backward pass follows it.
         stack_traces: For torch's signature.
         constants: For torch's signature.
-        placeholders: For torch's signature.
+        placeholders: What Inductor knows of the inputs: names, and lines that use them.
         mutated_input_idxs: The places of inputs that it writes. Where these are neither static nor
             outputs of the same step, calls run uncaptured.
         compile_id: For torch's signature.
+        options: The options, as of ``torch.compile(backend="cgraph", options=...)``.
 
     Raises:
-        ArgumentError: An input is on another device, both modes are given, or a place is none of
-            an input.
+        ArgumentError: An input is on another device, both modes are given, a place is none of an
+            input, or an option is not what was expected.
 
     >>> import torch, cgraph
     >>> with cgraph.sim.use():
@@ -86,10 +90,12 @@ def cudagraphify(
     made = Cudagraphified(
         model,
         device_index,
+        TreeOptions.of(options),
         name=name,
         mode=mode,
         statics=static_input_idxs,
         mutated=mutated_input_idxs,
+        placeholders=placeholders,
     )
     if any(isinstance(one, int) for one in inputs):
         return made

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -154,8 +155,10 @@ def test_a_reset_of_the_compiler_drops_all_graphs_and_keeps_what_is_held(lab: La
 def test_a_graph_that_needs_values_on_the_host_is_right_and_the_report_says_why(lab: Lab) -> None:
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
         fast = torch.compile(lambda x: torch.nonzero(x).sum(0) + 1, backend="cgraph")
-        for _ in range(4):
-            x = (fresh(lab, 16) > 0).float()
-            assert torch.equal(fast(x), torch.nonzero(x).sum(0) + 1)
-    if lab.device == "cpu":
-        assert "nonzero" in str(cgraph.trees.report())
+        with warnings.catch_warnings():
+            # On CUDA, the part behind the operator is captured.
+            warnings.simplefilter("ignore", cgraph.errors.EagerWarning)
+            for _ in range(4):
+                x = (fresh(lab, 16) > 0).float()
+                assert torch.equal(fast(x), torch.nonzero(x).sum(0) + 1)
+    assert "nonzero" in str(cgraph.trees.report())

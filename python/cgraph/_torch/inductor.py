@@ -12,21 +12,28 @@ import contextvars
 import functools
 import importlib
 import os
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 
-from cgraph._torch.private_names import lacks, of_operators
+from cgraph._torch.compiled_graphs import (
+    count_of_skips,
+    data_dependent,
+    inputs_of,
+    mutated_inputs,
+    work_between_parts,
+)
+from cgraph._torch.private_names import lacks
 from cgraph._torch.tensors import clone_with_strides
+from cgraph.errors import CaptureError
 
 __all__ = [
     "GraphManager",
     "call_at_reset",
     "compile_interpreted",
     "compile_with_inductor",
-    "first_line_of",
+    "inductor_options",
     "realigned",
 ]
 
@@ -57,8 +64,11 @@ class GraphManager(Protocol):
     def parts(self) -> int:
         """The number of functions that it was given."""
 
-    def skip(self, reason: str) -> None:
-        """Note that a graph, or a part of one, is not captured."""
+    def skip(self, reason: str, *, is_counted: bool = False) -> None:
+        """Tell that a graph is not captured; ``is_counted`` if torch has counted that."""
+
+    def skip_between(self, reason: str) -> None:
+        """Tell of work between the parts of a graph that is not captured."""
 
 
 _manager: contextvars.ContextVar[GraphManager | None] = contextvars.ContextVar(
@@ -70,6 +80,7 @@ def compile_with_inductor(
     graph_module: torch.fx.GraphModule,
     inputs: Sequence[Any],
     manager: GraphManager,
+    options: Mapping[str, Any],
 ) -> Callable[..., Any]:
     """Compile a graph by Inductor, in parts that can be captured.
 
@@ -77,19 +88,28 @@ def compile_with_inductor(
         graph_module: The graph.
         inputs: Its example inputs.
         manager: Gets the parts. It is told why a graph has none.
+        options: Values of Inductor's configuration.
+
+    Raises:
+        CaptureError: The compilation would end in another thread.
     """
     compiler = _seam()
+    _require_here(compiler)
     config: Any = importlib.import_module("torch._inductor.config")
-    partition = not config.cpp_wrapper
-    patches = {"triton.cudagraphs": True, "graph_partition": partition}
+    partition = not options.get("cpp_wrapper", config.cpp_wrapper)
+    patches = {**options, "triton.cudagraphs": True, "graph_partition": partition}
 
     @functools.wraps(compiler.compile_fx_inner)
     def inner_compile(*args: Any, **kwargs: Any) -> Any:
         with _managed_by(manager):
-            before = manager.parts
+            before, skips = manager.parts, count_of_skips()
             made = compiler.compile_fx_inner(*args, **kwargs)
-            if manager.parts == before and "cuda" in getattr(made, "device_types", ()):
-                manager.skip(_reason_of(made))
+            if "cuda" in getattr(made, "device_types", ()):
+                if manager.parts == before:
+                    manager.skip(_reason_of(made), is_counted=count_of_skips() > skips)
+                else:
+                    for reason in work_between_parts(getattr(made, "source_code", "")):
+                        manager.skip_between(reason)
             return made
 
     with _managed_by(manager):
@@ -116,18 +136,18 @@ def compile_interpreted(
             # An interpreter keeps its last results.
             return torch.fx.Interpreter(graph).boxed_run(args)
 
-        refused = _data_dependent(graph)
+        refused = data_dependent(graph.graph)
         if refused is not None:
-            manager.skip(f"{refused} needs values of the device on the host")
-            vars(run)["_boxed_call"] = True
-            return run
+            manager.skip(f"{refused}, which needs values of the device on the host")
+            return _uncaptured(run, manager, is_backward=bool(kwargs.get("is_backward")))
         return manager.cudagraphify(
             run,
             static_input_idxs=tuple(kwargs.get("static_input_idxs") or ()),
             device_index=0,
             is_backward=bool(kwargs.get("is_backward")),
             is_inference=bool(kwargs.get("is_inference")),
-            mutated_input_idxs=_mutated(graph),
+            mutated_input_idxs=mutated_inputs(graph.graph),
+            placeholders=inputs_of(graph.graph),
         )
 
     caches: Any = importlib.import_module("torch._functorch.config")
@@ -136,6 +156,21 @@ def compile_interpreted(
             graph_module, inputs, inner_compile=inner_compile
         )
     return found
+
+
+def _uncaptured(
+    model: Callable[[list[Any]], Any], manager: GraphManager, *, is_backward: bool
+) -> Callable[[list[Any]], Any]:
+    """Return a function that runs another one, of a backward pass perhaps, without a graph."""
+
+    def run(inputs: list[Any]) -> Any:
+        if is_backward:
+            manager.set_running_backward(0)
+        return model(inputs)
+
+    # torch hands over the inputs as a list.
+    vars(run)["_boxed_call"] = True
+    return run
 
 
 def realigned(
@@ -152,11 +187,13 @@ def realigned(
 
     def run(inputs: list[Any]) -> Any:
         copies = []
-        for place, one in enumerate(inputs):
-            if isinstance(one, torch.Tensor) and one.data_ptr() % _ALIGNMENT:
-                inputs[place] = clone_with_strides(one)
-                if place in mutated:
-                    copies.append((one, inputs[place]))
+        # No name may keep an input, whose memory the function uses again.
+        for place in [place for place, one in enumerate(inputs) if _is_misaligned(one)]:
+            copy = clone_with_strides(inputs[place])
+            if place in mutated:
+                copies.append((inputs[place], copy))
+            inputs[place] = copy
+            del copy
         found = model(inputs)
         for one, copy in copies:
             one.copy_(copy)
@@ -165,18 +202,12 @@ def realigned(
     return run
 
 
+def _is_misaligned(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.data_ptr() % _ALIGNMENT != 0
+
+
 # In bytes; what Inductor's kernels for vectors of elements need.
 _ALIGNMENT = 16
-
-
-def first_line_of(graph_module: torch.fx.GraphModule) -> str | None:
-    """Return the line of the user's code that a graph of Dynamo's begins with, if it is known."""
-    for node in graph_module.graph.nodes:
-        lines = re.findall(r'File "([^"]+)", line (\d+), in (\S+)', node.stack_trace or "")
-        if lines:
-            file, number, function = lines[-1]
-            return f"{function} ({os.path.basename(file)}:{number})"
-    return None
 
 
 @contextlib.contextmanager
@@ -186,6 +217,31 @@ def _managed_by(manager: GraphManager) -> Iterator[None]:
         yield
     finally:
         _manager.reset(before)
+
+
+def inductor_options(mode: str | None = None) -> dict[str, Any]:
+    """Return Inductor's options: all with their values, or those of a mode of ``torch.compile``.
+
+    Raises:
+        RuntimeError: torch knows no such mode.
+    """
+    inductor: Any = importlib.import_module("torch._inductor")
+    if mode is None:
+        config: Any = importlib.import_module("torch._inductor.config")
+        found: dict[str, Any] = config.get_config_copy()
+        return found
+    return dict(inductor.list_mode_options(mode))
+
+
+def _require_here(compiler: Any) -> None:
+    """Raise if Inductor finishes a compilation in another thread, without a manager."""
+    for word in ("async", "progressive"):
+        if getattr(compiler, f"fx_compile_{word}", False):
+            raise CaptureError(
+                "unset TORCHINDUCTOR_FX_COMPILE_MODE, or compile with another backend. Why: it is"
+                f" {os.environ.get('TORCHINDUCTOR_FX_COMPILE_MODE')!r}, so that Inductor finishes"
+                " a compilation in another thread, which finds no graph tree"
+            )
 
 
 @functools.cache
@@ -235,19 +291,6 @@ def _reason_of(made: Any) -> str:
     return reason or "Inductor finds no part of it that can be captured"
 
 
-def _data_dependent(graph: torch.fx.GraphModule) -> str | None:
-    """Return an operator of a graph that no capture of its operators can have; None without."""
-    for node in graph.graph.nodes:
-        if node.op != "call_function":
-            continue
-        tags = getattr(node.target, "tags", ())
-        if {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}.intersection(tags):
-            return str(node.target)
-        if isinstance(node.target, of_operators.HigherOrderOperator):
-            return str(node.target)
-    return None
-
-
 def call_at_reset(reset: Callable[[], None]) -> None:
     """Call a function in each ``torch.compiler.reset()`` from here on, before torch's own work."""
     trees: Any = importlib.import_module("torch._inductor.cudagraph_trees")
@@ -259,14 +302,3 @@ def call_at_reset(reset: Callable[[], None]) -> None:
         of_trees()
 
     trees.reset_cudagraph_trees = both
-
-
-def _mutated(graph: torch.fx.GraphModule) -> tuple[int, ...]:
-    """Return the places of the inputs that a functional graph writes, at its end."""
-    places = [one for one in graph.graph.nodes if one.op == "placeholder"]
-    written = {
-        one.args[0]
-        for one in graph.graph.nodes
-        if one.target is torch.ops.aten.copy_.default and one.args[0] in places
-    }
-    return tuple(place for place, one in enumerate(places) if one in written)

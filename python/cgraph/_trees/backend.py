@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from cgraph import _driver, _torch
 from cgraph._trees.cudagraphify import Cudagraphified, mode_name
-from cgraph._trees.trees import note_skip, reset_all, tree_of
+from cgraph._trees.options import TreeOptions, unknown
+from cgraph._trees.skips import Why, note_skip, skip
+from cgraph._trees.trees import reset_all, tree_of
+from cgraph.errors import ArgumentError
 
 __all__ = ["cgraph_backend"]
 
@@ -20,11 +23,12 @@ class Manager:
 
     Args:
         name: The name of the function.
+        options: Its options.
         realigns: The compiled code takes inputs for aligned that are not.
     """
 
-    def __init__(self, name: str, *, realigns: bool) -> None:
-        self._name = name
+    def __init__(self, name: str, options: TreeOptions, *, realigns: bool) -> None:
+        self._name, self._options = name, options
         self._realigns = realigns
         self.parts = 0
 
@@ -37,6 +41,7 @@ class Manager:
         is_inference: bool,
         static_input_idxs: Sequence[int] = (),
         mutated_input_idxs: Sequence[int] = (),
+        placeholders: Sequence[Any] = (),
         **_: Any,
     ) -> Cudagraphified:
         """Return a function of the device's tree."""
@@ -48,16 +53,33 @@ class Manager:
         return Cudagraphified(
             model,
             device_index,
+            self._options,
             name=name,
             mode=mode,
             statics=static_input_idxs,
             mutated=mutated_input_idxs,
+            placeholders=placeholders,
             may_be_on_host=True,
         )
 
-    def skip(self, reason: str) -> None:
-        """Note that a graph, or a part of one, is not captured."""
+    def skip(self, reason: str, *, is_counted: bool = False) -> None:
+        """Tell that a graph is not captured.
+
+        Raises:
+            CaptureError: The options say ``strict``.
+        """
         note_skip(self._name, reason)
+        skip(self._name, Why(reason), self._options, is_counted=is_counted)
+
+    def skip_between(self, reason: str) -> None:
+        """Note work between the parts of a graph that is not captured.
+
+        Raises:
+            CaptureError: The options say ``strict``.
+        """
+        note_skip(self._name, reason)
+        if self._options.strict:
+            skip(self._name, Why(reason), self._options)
 
     def set_running_backward(self, device_index: int) -> None:
         """Note that a backward pass runs that is not captured."""
@@ -73,17 +95,33 @@ class _Backend:
     compiler_name = "cgraph"
 
     def __call__(
-        self, graph_module: torch.fx.GraphModule, inputs: Sequence[Any], **options: Any
+        self,
+        graph_module: torch.fx.GraphModule,
+        inputs: Sequence[Any],
+        *,
+        options: Mapping[str, Any] | None = None,
+        mode: str | None = None,
     ) -> Callable[..., Any]:
-        """Compile a graph of Dynamo's."""
+        """Compile a graph of Dynamo's.
+
+        Args:
+            graph_module: The graph.
+            inputs: Its example inputs.
+            options: Options of trees; others are Inductor's.
+            mode: The name of a set of Inductor's options, as of ``torch.compile``.
+
+        Raises:
+            ArgumentError: An option, its value or the mode is not what was expected.
+        """
+        given, of_inductor = _checked(options or {}, mode)
         driver = _driver.current()
         _follow_resets()
         name = _name_of(graph_module)
         if driver.device_type == "cpu":
-            manager = Manager(name, realigns=False)
+            manager = Manager(name, given, realigns=False)
             return _torch.compile_interpreted(graph_module, inputs, manager)
-        manager = Manager(name, realigns=True)
-        return _torch.compile_with_inductor(graph_module, inputs, manager)
+        manager = Manager(name, given, realigns=True)
+        return _torch.compile_with_inductor(graph_module, inputs, manager, of_inductor)
 
     def reset(self) -> None:
         """Drop all graphs, in the first ``torch.compiler.reset()`` after a compilation."""
@@ -97,6 +135,28 @@ cgraph_backend = _Backend()
 def _follow_resets() -> None:
     """Drop all graphs in ``torch.compiler.reset()``."""
     _torch.call_at_reset(reset_all)
+
+
+def _checked(options: Mapping[str, Any], mode: str | None) -> tuple[TreeOptions, dict[str, Any]]:
+    """Return the options of trees, and those of Inductor."""
+    rest = {} if mode is None else _of_mode(mode)
+    rest |= {name.replace("-", "_"): value for name, value in options.items()}
+    found = TreeOptions.taken_from(rest)
+    if rest:
+        known = _torch.inductor_options()
+        for name in rest:
+            if name not in known:
+                raise unknown(name, TreeOptions.names(), known)
+    if found.skip_dynamic_graphs:
+        rest["triton.cudagraph_skip_dynamic_graphs"] = True
+    return found, rest
+
+
+def _of_mode(mode: str) -> dict[str, Any]:
+    try:
+        return _torch.inductor_options(mode)
+    except RuntimeError as error:
+        raise ArgumentError(f"mode is {mode!r:.80}: {error}") from None
 
 
 def _name_of(graph_module: torch.fx.GraphModule) -> str:

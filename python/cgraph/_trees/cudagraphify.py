@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from threading import get_ident
 from typing import Any
 
 import torch
 
-from cgraph import _driver
+from cgraph import _driver, _torch
 from cgraph._trees.function import Function, Model
-from cgraph._trees.trees import Owner, note_skip, owner, tree_of
-from cgraph.errors import ArgumentError
+from cgraph._trees.options import TreeOptions
+from cgraph._trees.skips import Why, note_skip, skip
+from cgraph._trees.trees import Owner, owner, tree_of
+from cgraph.errors import ArgumentError, CgraphWarning
 
 __all__ = ["Cudagraphified", "mode_name"]
+
+_Called = Callable[[list[Any]], Any]
 
 
 class Cudagraphified:
@@ -23,10 +28,12 @@ class Cudagraphified:
     Args:
         model: The function: it takes a list of inputs and empties it.
         device_index: The number of the device.
+        options: The options.
         name: Its name, for people.
         mode: ``"inference"``, ``"forward"`` or ``"backward"``.
         statics: The places of inputs that stay where they are.
         mutated: The places of inputs that it writes.
+        placeholders: What Inductor knows of its inputs.
         may_be_on_host: Calls may have inputs on the host, and are not captured then.
     """
 
@@ -34,33 +41,33 @@ class Cudagraphified:
         self,
         model: Model,
         device_index: int,
+        options: TreeOptions,
         *,
         name: str,
         mode: str,
         statics: Sequence[int],
         mutated: Sequence[int],
+        placeholders: Sequence[Any] = (),
         may_be_on_host: bool = False,
     ) -> None:
         # torch hands over the inputs as a list. It copies the attributes of the object only.
         self._boxed_call = True
         self._model = model
         self._device_index = device_index
+        self._options = options
         self._may_be_on_host = may_be_on_host
-        self._options: dict[str, Any] = {
-            "name": name,
-            "mode": mode,
-            "statics": statics,
-            "mutated": mutated,
-        }
+        self._name, self._mode = name, mode
+        self._statics, self._mutated = statics, mutated
+        self._placeholders = placeholders
         # The places of integers, from the first call on.
         self._integers: list[int] | None = None
         self._count = 0
         # By the owner of the tree, and by the driver and the integers.
-        self._functions: weakref.WeakKeyDictionary[
-            Owner, dict[tuple[int, ...], Callable[[list[Any]], Any]]
-        ] = weakref.WeakKeyDictionary()
+        self._functions: weakref.WeakKeyDictionary[Owner, dict[tuple[int, ...], _Called]] = (
+            weakref.WeakKeyDictionary()
+        )
         # The only one of a thread, without integers.
-        self._only: Callable[[list[Any]], Any] | None = None
+        self._only: _Called | None = None
         self._thread = 0
 
     def __call__(self, inputs: list[Any]) -> Any:
@@ -78,31 +85,31 @@ class Cudagraphified:
                 f"the number of inputs is {len(inputs)}, expected {self._count}, as in the first"
                 " call"
             )
-        key = _driver.number(), *(inputs[place] for place in self._integers)
+        sizes = tuple(inputs[place] for place in self._integers)
+        key = _driver.number(), *sizes
         found = functions.get(key)
         if found is None:
-            found = functions[key] = self.function_for(inputs)
+            found = functions[key] = self._of_sizes(sizes, inputs, functions.values())
             # A thread of autograd's serves more than one owner.
             is_one = not self._integers and self._only is None
             if is_one and user.thread == get_ident() and not _driver.number():
                 self._only, self._thread = found, user.thread
         return found(inputs)
 
-    def function_for(self, inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
+    def function_for(self, inputs: Sequence[Any]) -> _Called:
         """Return the function of the tree for inputs like these; as it was written if it has none.
 
         Raises:
             ArgumentError: There is a tensor on another device.
+            CaptureError: It cannot be captured, and the options say ``strict``.
         """
         tree = tree_of(self._device_index)
-        count = len(inputs)
-        for name in ("statics", "mutated"):
-            wrong = [one for one in self._options[name] if not 0 <= one < count]
-            if wrong:
-                raise ArgumentError(
-                    f"{name} of {self._options['name']} are the places {wrong}, expected places"
-                    f" of its {count} inputs"
-                )
+        self._require_places(len(inputs))
+        written = sorted(set(self._mutated).difference(self._statics))
+        if written and not self._options.input_mutation:
+            first = _torch.described_input(self._placeholders, written[0])
+            reason = f"mutated inputs ({len(written)} instances): {first}"
+            return self._refused(Why(reason, "let the option input_mutation be True"))
         elsewhere = []
         for place, one in enumerate(inputs):
             if isinstance(one, torch.Tensor):
@@ -113,11 +120,70 @@ class Cudagraphified:
                     _require_device(tree.device_type, self._device_index, place, one)
             elif not (one is None or isinstance(one, (int, torch.Generator))):
                 kind = type(one).__name__
-                note_skip(self._options["name"], f"input {place} is a {kind}, which may change")
-                return self._model
-        function = Function(tree, self._model, len(inputs), elsewhere=elsewhere, **self._options)
+                return self._refused(Why(f"non-Tensor inputs: input {place} is a {kind}"))
+        function = Function(
+            tree,
+            self._model,
+            len(inputs),
+            self._options,
+            name=self._name,
+            mode=self._mode,
+            statics=self._statics,
+            mutated=self._mutated,
+            placeholders=self._placeholders,
+            elsewhere=elsewhere,
+        )
         tree.functions.add(function)
         return function
+
+    def _of_sizes(
+        self, sizes: tuple[int, ...], inputs: Sequence[Any], known: Iterable[_Called]
+    ) -> _Called:
+        """Return the function for inputs with sizes that are new."""
+        count = sum(isinstance(one, Function) for one in known)
+        options, asked = self._options, None
+        if sizes and options.skip_dynamic_graphs:
+            asked = "inputs that are sizes, as skip_dynamic_graphs says"
+        elif sizes and options.capture_sizes is not None and sizes not in options.capture_sizes:
+            asked = "sizes that are not among capture_sizes"
+        if asked is not None:
+            note_skip(self._name, asked)
+            return self._uncaptured
+        if sizes and options.max_sizes is not None and count >= options.max_sizes:
+            reason = f"more than {options.max_sizes} sizes, as max_sizes says"
+            return self._refused(Why(reason, "pad inputs to fewer sizes"))
+        most = _torch.configured_of_inductor("triton.cudagraph_dynamic_shape_warn_limit")
+        if sizes and most and count == most:
+            warnings.warn(_MANY.format(name=self._name, count=count + 1), CgraphWarning, 2)
+        return self.function_for(inputs)
+
+    def _refused(self, why: Why) -> _Called:
+        note_skip(self._name, why.reason)
+        skip(self._name, why, self._options)
+        return self._uncaptured
+
+    def _uncaptured(self, inputs: list[Any]) -> Any:
+        """Run the function as it was written."""
+        if self._mode == "backward":
+            tree_of(self._device_index).set_running_backward()
+        return self._model(inputs)
+
+    def _require_places(self, count: int) -> None:
+        for name, places in (("statics", self._statics), ("mutated", self._mutated)):
+            wrong = [one for one in places if not 0 <= one < count]
+            if wrong:
+                raise ArgumentError(
+                    f"{name} of {self._name} are the places {wrong}, expected places of its"
+                    f" {count} inputs"
+                )
+
+
+_MANY = (
+    "pad inputs to a few sizes, or set the options capture_sizes, max_sizes or skip_dynamic_graphs."
+    " Why: CUDAGraph supports dynamic shapes by recording a new graph for each distinct input size,"
+    " and {name} has {count} of them"
+    " (torch._inductor.config.triton.cudagraph_dynamic_shape_warn_limit=None silences this)"
+)
 
 
 def mode_name(is_backward: bool, is_inference: bool) -> str:

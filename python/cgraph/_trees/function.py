@@ -7,7 +7,8 @@ from typing import Any
 
 from typing_extensions import Self
 
-from cgraph import _core
+from cgraph import _core, _torch
+from cgraph._trees.options import TreeOptions
 
 __all__ = ["RESET", "Function", "Model"]
 
@@ -24,6 +25,7 @@ class Function(_core.TreeFunction):
         mode: ``"inference"``, ``"forward"`` or ``"backward"``.
         statics: The places of inputs that stay where they are.
         mutated: The places of inputs that it writes.
+        options: Its options.
         run: The function as it was written.
         message: The error of who accesses an output that a call of it has overwritten.
     """
@@ -33,19 +35,23 @@ class Function(_core.TreeFunction):
     mode: str
     statics: list[int]
     mutated: list[int]
+    options: TreeOptions
     run: Model
     message: str
+    _placeholders: Sequence[Any]
 
     def __new__(
         cls,
         tree: _core.Tree,
         model: Model,
         inputs: int,
+        options: TreeOptions,
         *,
         name: str,
         mode: str,
         statics: Sequence[int],
         mutated: Sequence[int],
+        placeholders: Sequence[Any] = (),
         elsewhere: Sequence[int] = (),
     ) -> Self:
         """Add a function to a tree.
@@ -53,18 +59,26 @@ class Function(_core.TreeFunction):
         A call runs uncaptured while an input at one of the places ``elsewhere`` is on the host.
         """
         statics, mutated = sorted(set(statics)), sorted(set(mutated))
-        number = tree.add(mode, statics, mutated, _MOST_RERECORDINGS)
+        number = tree.add(mode, statics, mutated, options.max_rerecords)
         message = _OVERWRITTEN.format(name=name)
         function = super().__new__(cls, tree, number, model, inputs, message, elsewhere)
         function.message = message
         function.tree, function.name, function.mode = tree, name, mode
         function.statics, function.mutated = statics, mutated
+        function.options, function._placeholders = options, placeholders
         function.run = model
         return function
 
+    @property
+    def keeps_held(self) -> bool:
+        """True if outputs that are held when their step ends get memory of their own."""
+        return self.mode == "backward" or self.options.held_outputs == "keep"
 
-# As torch's limit. Layers that share code count as long as none of them was replayed.
-_MOST_RERECORDINGS = 128
+    def described(self, place: int) -> str:
+        """Return the number of an input, with its name and line if they are known."""
+        return _torch.described_input(self._placeholders, place)
+
+
 _OVERWRITTEN = (
     "Error: accessing tensor output of CUDAGraphs that has been overwritten by a subsequent run. It"
     " belongs to a step that ended with the call of {name}. To prevent overwriting, clone the"

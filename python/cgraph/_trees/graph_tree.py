@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import logging
 import threading
 import weakref
 from collections.abc import Collection, Iterator, Sequence
@@ -21,12 +22,16 @@ from cgraph._source import forget_locals
 from cgraph._trees.function import RESET, Function
 from cgraph._trees.node import Node
 from cgraph._trees.recording import record
+from cgraph._trees.skips import EAGER, Why, skip
 from cgraph._trees.steps import follow_torch
 from cgraph.errors import CaptureError, StateError
 from cgraph.graphs import graph_pool_handle, is_current_stream_capturing
 
 __all__ = ["GraphTree"]
 
+_log = logging.getLogger("cgraph.trees")
+# The static inputs that a text names.
+_MOST_MOVED = 4
 # One thread at a time records, on any device.
 _recording = threading.Lock()
 # A node, the number of one of its pieces of memory, and where that begins.
@@ -39,10 +44,13 @@ class GraphTree(_core.Tree):
 
     Attributes:
         eager: How often a function has run without the tree, by function and reason.
+        rerecords: How often a function was captured anew as static inputs had moved, and which had
+            the last time.
         functions: Its functions that somebody may call.
     """
 
     eager: collections.Counter[tuple[int, str]]
+    rerecords: dict[int, tuple[int, str]]
     functions: weakref.WeakSet[Function]
     _driver: Driver
     _device_index: int
@@ -72,6 +80,7 @@ class GraphTree(_core.Tree):
         )
         tree._driver, tree._device_index, tree._last_stream = driver, device_index, last
         tree.eager = collections.Counter()
+        tree.rerecords = {}
         tree.functions = weakref.WeakSet()
         tree._empty()
         return tree
@@ -80,6 +89,11 @@ class GraphTree(_core.Tree):
     def device_type(self) -> str:
         """The type of its device, as torch names it."""
         return self._driver.device_type
+
+    @property
+    def reserved_bytes(self) -> int:
+        """The bytes of its pool."""
+        return 0 if self._memory is None else self._driver.pool_state(self._memory[0]).reserved
 
     def reset(self) -> None:
         """Drop all graphs; outputs of the path that somebody holds get memory of their own.
@@ -153,8 +167,9 @@ class GraphTree(_core.Tree):
                 self._end_for(function, inputs, new.ended)
             moving = self._moving(function, inputs, new.statics)
             if set(moving).intersection(function.mutated):
-                return self._run(function, inputs, "mutation")
+                return self._run(function, inputs, "mutation", min(function.mutated))
             new.copy(moving)
+            self._note_moved(function, new.moved)
             # A capture of another thread allows no wait.
             if _recording.acquire(blocking=False):
                 try:
@@ -162,16 +177,17 @@ class GraphTree(_core.Tree):
                         return self._recorded(function, inputs, new)
                 finally:
                     _recording.release()
-            return self._run(function, inputs, "capture elsewhere")
+            return self._run(function, inputs, "capture elsewhere", 0)
 
     def _recorded(self, function: Function, inputs: list[Any], new: _core.NewNode) -> Sequence[Any]:
         if new.path and not new.owns:
             self._restore(function, new)
         blocks = PoolBlocks(self._driver, self._pool)
         place = self._driver, blocks, self._stream
-        keeps_held = function.mode == "backward"
         try:
-            node, results = record(*place, function.run, inputs, new, keeps_held=keeps_held)
+            node, results = record(
+                *place, function.run, inputs, new, keeps_held=function.keeps_held
+            )
         except BaseException as error:
             # The locals of the function hold tensors of the pool.
             forget_locals(error)
@@ -190,10 +206,39 @@ class GraphTree(_core.Tree):
             return False
         return True
 
-    def _run(self, function: Function, inputs: list[Any], reason: str) -> Sequence[Any]:
+    def _run(
+        self, function: Function, inputs: list[Any], reason: str, detail: int
+    ) -> Sequence[Any]:
         """Run a call without the tree."""
-        self.eager[function.id, reason] += 1
+        self._note_eager(function, reason, detail)
         return function.run(inputs)
+
+    def _note_eager(self, function: Function, reason: str, detail: int) -> None:
+        """Count a call that runs without the tree; tell of it where a graph was wanted."""
+        self.eager[function.id, reason] += 1
+        why = EAGER[reason]
+        if why.remedy is None:
+            return
+        more = ""
+        if reason == "mutation":
+            more = f": {function.described(detail)}"
+        elif reason == "rerecords" and function.id in self.rerecords:
+            more = f": {self.rerecords[function.id][1]}"
+        skip(function.name, Why(f"{why.reason}{more}", why.remedy), function.options)
+
+    def _note_moved(self, function: Function, moved: Sequence[tuple[int, int, int]]) -> None:
+        """Note which static inputs were elsewhere when the function was captured before."""
+        if not moved:
+            return
+        text = "; ".join(
+            f"{function.described(place)} moved from {before:#x} to {now:#x}"
+            for place, before, now in moved[:_MOST_MOVED]
+        )
+        if len(moved) > _MOST_MOVED:
+            text += f"; {len(moved) - _MOST_MOVED:,} more"
+        count, _ = self.rerecords.get(function.id, (0, ""))
+        self.rerecords[function.id] = count + 1, text
+        _log.info("%s is captured anew: %s", function.name, text)
 
     @contextlib.contextmanager
     def _on_device(self) -> Iterator[None]:
@@ -302,14 +347,19 @@ class GraphTree(_core.Tree):
         return _torch.clone_with_strides(tensor)
 
     def _eager(
-        self, function: Function, inputs: list[Any], reason: str, ended: _Ended | None
+        self,
+        function: Function,
+        inputs: list[Any],
+        reason: str,
+        detail: int,
+        ended: _Ended | None,
     ) -> None:
         """Note a call that runs without the tree; the path may have ended with it."""
-        self.eager[function.id, reason] += 1
         if ended is not None:
             with self._on_device():
                 self._follow()
                 self._end_for(function, inputs, ended)
+        self._note_eager(function, reason, detail)
 
 
 def _let_go(_: object) -> None:

@@ -5,20 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cgraph._text import plural, printable, table
-from cgraph._trees.trees import all_trees, skips
+from cgraph._text import in_units, plural, printable, table
+from cgraph._trees.graph_tree import GraphTree
+from cgraph._trees.skips import EAGER, skips
+from cgraph._trees.trees import all_trees
 
-__all__ = ["TreeFunctionReport", "TreesReport", "report"]
+__all__ = ["TreeFunctionReport", "TreeReport", "TreesReport", "report"]
 
 _HEAD = ("function", "mode", "graphs", "replays", "eager calls")
-_WORDS = {
-    "first run": "first run",
-    "put off": "put off, as another function ran for the first time in the same step",
-    "mutation": "it writes to an input that is neither static nor an output of the same step",
-    "repeats": "it was called as often as a path may be long: mark where steps begin",
-    "rerecords": "its static inputs are elsewhere in each call",
-    "capture elsewhere": "another thread was capturing",
-}
 
 
 @dataclass(frozen=True)
@@ -32,6 +26,8 @@ class TreeFunctionReport:
         graphs: The number of its graphs: one for each way in which a step has come to it.
         replays: The number of their replays.
         eager: How often it ran without a graph, by reason.
+        rerecords: How often it was captured anew as static inputs had moved.
+        moved: Which of these had, the last time, with their addresses.
     """
 
     name: str
@@ -40,6 +36,43 @@ class TreeFunctionReport:
     graphs: int
     replays: int
     eager: dict[str, int]
+    rerecords: int = 0
+    moved: str | None = None
+
+
+@dataclass(frozen=True)
+class TreeReport:
+    """A tree: the graphs of one device and thread.
+
+    Attributes:
+        device: The number of the device.
+        roots: The number of graphs with which steps begin.
+        graphs: The number of its graphs, each of which has a checkpoint of the allocator.
+        longest: The most graphs of one step.
+        held_outputs: The number of outputs of the step that somebody holds.
+        has_pending_backward: A forward pass waits for its backward pass.
+        reserved_bytes: The bytes of its pool.
+    """
+
+    device: int
+    roots: int
+    graphs: int
+    longest: int
+    held_outputs: int
+    has_pending_backward: bool
+    reserved_bytes: int
+
+    def __str__(self) -> str:
+        """Return one line."""
+        parts = [
+            plural(self.roots, "root"),
+            f"up to {plural(self.longest, 'graph')} in a step",
+            f"{plural(self.held_outputs, 'output')} in use",
+            in_units(self.reserved_bytes),
+        ]
+        if self.has_pending_backward:
+            parts.append("a backward pass is awaited")
+        return f"tree of device {self.device}: {', '.join(parts)}"
 
 
 @dataclass(frozen=True)
@@ -48,11 +81,13 @@ class TreesReport:
 
     Attributes:
         functions: The functions.
+        trees: The trees that have graphs.
         skips: Compiled graphs, or parts of them, that no graph can have: name and reason.
     """
 
     functions: tuple[TreeFunctionReport, ...]
     skips: tuple[tuple[str, str], ...]
+    trees: tuple[TreeReport, ...] = ()
 
     def __str__(self) -> str:
         """Return the functions as a table, with the reasons below."""
@@ -61,30 +96,54 @@ class TreesReport:
         graphs = sum(one.graphs for one in self.functions)
         replays = sum(one.replays for one in self.functions)
         head = f"{plural(len(self.functions), 'function')}, {plural(graphs, 'graph')}"
-        lines = [f"{head}; {plural(replays, 'replay')}"]
+        lines = [f"{head}; {plural(replays, 'replay')}", *map(str, self.trees)]
         if self.functions:
             lines.append(table(_HEAD, [_cells(one) for one in self.functions]))
         for one in self.functions:
             lines += [
-                f"{printable(one.name)}: {plural(count, 'eager call')}: {_WORDS.get(why, why)}"
+                f"{printable(one.name)}: {plural(count, 'eager call')}: {EAGER[why].reason}"
                 for why, count in one.eager.items()
             ]
+            if one.moved:
+                times = "once" if one.rerecords == 1 else f"{one.rerecords:,} times"
+                lines.append(f"{printable(one.name)}: captured anew {times}: {one.moved}")
         lines += [f"{printable(name)}: not captured: {printable(why)}" for name, why in self.skips]
         return "\n".join(lines)
 
 
 def report() -> TreesReport:
     """Return what has become of the calls of functions in graph trees of the driver in force."""
-    found = []
+    found, described = [], []
     for device, tree in all_trees():
         nodes = tree.nodes
         for function in sorted(tree.functions, key=lambda one: one.id):
             own = [node for _, _, of, node in nodes if of == function.id]
             eager = {why: count for (of, why), count in tree.eager.items() if of == function.id}
             replays = sum(node.replays for node in own)
-            one = TreeFunctionReport(function.name, function.mode, device, len(own), replays, eager)
-            found.append(one)
-    return TreesReport(tuple(found), tuple(skips))
+            moved = tree.rerecords.get(function.id, (0, None))
+            place = function.name, function.mode, device
+            found.append(TreeFunctionReport(*place, len(own), replays, eager, *moved))
+        if nodes:
+            described.append(_described(device, tree))
+    return TreesReport(tuple(found), tuple(skips), tuple(described))
+
+
+def _described(device: int, tree: GraphTree) -> TreeReport:
+    # A node comes behind its parent.
+    depths: dict[int | None, int] = {None: 0}
+    roots = 0
+    for number, parent, _, _ in tree.nodes:
+        depths[number] = depths[parent] + 1
+        roots += parent is None
+    return TreeReport(
+        device,
+        roots,
+        len(tree.nodes),
+        max(depths.values()),
+        tree.held_outputs,
+        tree.has_pending_backward,
+        tree.reserved_bytes,
+    )
 
 
 def _cells(one: TreeFunctionReport) -> Sequence[str]:

@@ -8,20 +8,16 @@ import weakref
 
 from cgraph import _driver, _torch
 from cgraph._trees.graph_tree import GraphTree
+from cgraph._trees.skips import forget_skips
 from cgraph._trees.steps import follow_torch, steps
 
 __all__ = [
     "Owner",
     "all_trees",
-    "note_skip",
     "owner",
     "reset_all",
-    "skips",
     "tree_of",
 ]
-
-skips: list[tuple[str, str]] = []
-"""Graphs, or parts of them, that are not captured: the name and the reason."""
 
 
 class Owner:
@@ -59,12 +55,6 @@ def _leave_to_process() -> None:
             _torch.leave_to_process(tree)
 
 
-def note_skip(name: str, reason: str) -> None:
-    """Note that a graph, or a part of one, is not captured."""
-    if (name, reason) not in skips:
-        skips.append((name, reason))
-
-
 def owner() -> Owner:
     """Return the owner of the trees that this thread uses."""
     found: Owner | None = _torch.in_thread(_NAME)
@@ -100,5 +90,5 @@ def reset_all() -> None:
     """Drop all graphs of the trees of the driver in force, and forget marks of steps."""
     for _, tree in all_trees():
         tree.reset()
-    skips.clear()
+    forget_skips()
     steps.forget_marks()

@@ -217,6 +217,26 @@ impl Tree {
         id
     }
 
+    /// Return the static inputs of a recording that were elsewhere in the graph that was used last in its place:
+    /// the place, and the addresses there and now.
+    #[must_use]
+    pub fn moved(&self, open: &Open) -> Vec<(u32, u64, u64)> {
+        let Some(last) = self.siblings(open.parent, open.function).first() else {
+            return Vec::new();
+        };
+        let before: HashMap<u32, u64> = self.node(*last).statics.iter().copied().collect();
+        let now = open.statics.iter();
+        now.filter_map(|(place, address)| Some((*place, *before.get(place)?, *address)))
+            .filter(|(_, before, now)| before != now)
+            .collect()
+    }
+
+    /// Return how many outputs of the path somebody holds.
+    #[must_use]
+    pub fn count_held(&self, holders: &impl Holders) -> usize {
+        self.held(self.path.as_ref(), holders).len()
+    }
+
     /// Return a node.
     ///
     /// # Panics
@@ -302,9 +322,6 @@ impl Tree {
 
     /// Answer a call that no node fits.
     fn answer_anew(&mut self, call: &Call<'_>, holders: &impl Holders) -> Answer {
-        if let Some(place) = self.foreign_mutation(call, holders) {
-            return Answer::Eager(Reason::Mutation(place));
-        }
         let current = self.path.as_ref().map(Path::current);
         let repeats = self.repeats(current, call.function);
         if repeats >= MOST_REPEATS {
@@ -321,6 +338,9 @@ impl Tree {
             return Answer::Eager(Reason::PutOff);
         }
         let limit = known.function.limit;
+        if let Some(place) = self.foreign_mutation(call, holders) {
+            return Answer::Eager(Reason::Mutation(place));
+        }
         let mut siblings = self.siblings(current, call.function).iter().peekable();
         let has_siblings = siblings.peek().is_some();
         if has_siblings && !siblings.any(|id| self.node(*id).is_at(call.inputs)) {

@@ -97,7 +97,8 @@ impl TreeFunction {
         match done? {
             Done::Run(node) => Ok(node.get().result(py)?.into_any()),
             Done::Eager(reason, ended) => {
-                let told = (slf, inputs, name_of(reason), ended);
+                let (name, detail) = described(reason);
+                let told = (slf, inputs, name, detail, ended);
                 tree.call_method1(intern!(py, "_eager"), told)?;
                 // The function may wait for another thread that calls one of the tree.
                 drop(lock);
@@ -264,13 +265,13 @@ fn as_list(returned: Bound<'_, PyAny>) -> PyResult<Bound<'_, PyAny>> {
     .into_any())
 }
 
-/// The name that Python has for a reason.
-fn name_of(reason: Reason) -> &'static str {
+/// The name that Python has for a reason, and the number that belongs to it.
+fn described(reason: Reason) -> (&'static str, u32) {
     match reason {
-        Reason::FirstRun => "first run",
-        Reason::PutOff => "put off",
-        Reason::Mutation(_) => "mutation",
-        Reason::Repeats(_) => "repeats",
-        Reason::Rerecords(_) => "rerecords",
+        Reason::FirstRun => ("first run", 0),
+        Reason::PutOff => ("put off", 0),
+        Reason::Mutation(place) => ("mutation", place),
+        Reason::Repeats(count) => ("repeats", count),
+        Reason::Rerecords(count) => ("rerecords", count),
     }
 }

@@ -154,6 +154,23 @@ impl Tree {
         self.with(py, |inner| inner.core.set_running_backward());
     }
 
+    /// Whether a forward pass waits for its backward pass.
+    #[getter]
+    fn has_pending_backward(&self, py: Python<'_>) -> bool {
+        self.with(py, |inner| inner.core.has_pending_backward())
+            .unwrap_or_default()
+    }
+
+    /// The number of outputs of the path that somebody holds.
+    #[getter]
+    fn held_outputs(&self, py: Python<'_>) -> usize {
+        self.with(py, |inner| {
+            let holders = HeldInputs::new(py, &inner.nodes.0, SmallVec::new());
+            inner.core.count_held(&holders)
+        })
+        .unwrap_or_default()
+    }
+
     /// End the path; its outputs that somebody holds, and whether they own their blocks.
     fn end_path(&self, py: Python<'_>) -> Option<EndedPath> {
         self.with(py, |inner| {

@@ -37,6 +37,9 @@ pub(crate) struct NewNode {
     /// The path that this call has ended: its outputs that somebody holds, and whether they own their blocks.
     #[pyo3(get)]
     ended: Option<EndedPath>,
+    /// The static inputs that were elsewhere in the graph used last in this place: place, address there, address now.
+    #[pyo3(get)]
+    moved: Vec<(u32, u64, u64)>,
     tree: Py<Tree>,
     open: Mutex<Option<Open>>,
 }
@@ -105,6 +108,7 @@ impl NewNode {
             dead: held(&mut dead.copied()),
             owns: core.path_owns(),
             ended,
+            moved: core.moved(&open),
             tree,
             open: Mutex::new(Some(open)),
         }

@@ -1,0 +1,116 @@
+"""What torch's compiler tells of graphs: where they begin, their inputs, what runs beside parts."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from cgraph._torch.private_names import of_operators
+
+__all__ = [
+    "configured_of_inductor",
+    "count_of_skips",
+    "count_skip",
+    "data_dependent",
+    "described_input",
+    "first_line_of",
+    "inputs_of",
+    "mutated_inputs",
+    "work_between_parts",
+]
+
+
+def configured_of_inductor(name: str) -> Any:
+    """Return a value of Inductor's configuration; None if it is not loaded, or has none."""
+    found: Any = sys.modules.get("torch._inductor.config")
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+def count_of_skips() -> int:
+    """Return torch's number of graphs that were not captured."""
+    utils: Any = sys.modules.get("torch._dynamo.utils")
+    return 0 if utils is None else int(utils.counters["inductor"]["cudagraph_skips"])
+
+
+def count_skip() -> None:
+    """Add to torch's number of graphs that were not captured, once its compiler is loaded."""
+    utils: Any = sys.modules.get("torch._dynamo.utils")
+    if utils is not None:
+        utils.counters["inductor"]["cudagraph_skips"] += 1
+
+
+def first_line_of(graph_module: torch.fx.GraphModule) -> str | None:
+    """Return the line of the user's code that a graph of Dynamo's begins with, if it is known."""
+    lines = (_line_of(node.stack_trace) for node in graph_module.graph.nodes)
+    return next((line for line in lines if line), None)
+
+
+def inputs_of(graph: torch.fx.Graph) -> Sequence[Any]:
+    """Return what Inductor keeps of the inputs of a graph: their names, and where they are used."""
+    utils: Any = importlib.import_module("torch._inductor.cudagraph_utils")
+    found: Sequence[Any] = utils.get_placeholder_info(graph)
+    return found
+
+
+def described_input(placeholders: Sequence[Any], place: int) -> str:
+    """Return an input's number, with its name and the line that uses it where these are known.
+
+    Args:
+        placeholders: What Inductor keeps of the inputs.
+        place: The number.
+    """
+    if place >= len(placeholders):
+        return f"input {place}"
+    one = placeholders[place]
+    name = getattr(one, "name", None)
+    traces = [one, *(getattr(one, "users", None) or ())]
+    lines = (_line_of(getattr(trace, "stack_trace", None)) for trace in traces)
+    line = next((line for line in lines if line), None)
+    return f"input {place}" + (f" ({name})" if name else "") + (f" of {line}" if line else "")
+
+
+def _line_of(trace: str | None) -> str | None:
+    """Return the last line of a stack trace."""
+    lines = re.findall(r'File "([^"]+)", line (\d+), in (\S+)', trace or "")
+    if not lines:
+        return None
+    file, number, function = lines[-1]
+    return f"{function} ({os.path.basename(file)}:{number})"
+
+
+def data_dependent(graph: torch.fx.Graph) -> str | None:
+    """Return an operator of a graph that no capture of its operators can have; None without."""
+    return next((str(one.target) for one in graph.nodes if is_data_dependent(one)), None)
+
+
+def is_data_dependent(node: torch.fx.Node) -> bool:
+    """Return whether no capture can have an operator: it needs values of the device on the host."""
+    if node.op != "call_function":
+        return False
+    tags = getattr(node.target, "tags", ())
+    needs_values = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+    is_higher = isinstance(node.target, of_operators.HigherOrderOperator)
+    return is_higher or bool(needs_values.intersection(tags))
+
+
+def mutated_inputs(graph: torch.fx.Graph) -> tuple[int, ...]:
+    """Return the places of the inputs that a functional graph writes, at its end."""
+    places = [one for one in graph.nodes if one.op == "placeholder"]
+    written = {
+        one.args[0]
+        for one in graph.nodes
+        if one.target is torch.ops.aten.copy_.default and one.args[0] in places
+    }
+    return tuple(place for place, one in enumerate(places) if one in written)
+
+
+def work_between_parts(source: str) -> list[str]:
+    return []

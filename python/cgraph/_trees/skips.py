@@ -1,0 +1,93 @@
+"""What runs without a graph, and why: noted for reports, told once, an error in strict mode."""
+
+from __future__ import annotations
+
+import warnings
+from typing import NamedTuple
+
+from cgraph import _torch
+from cgraph._source import levels_to_user
+from cgraph._trees.options import TreeOptions
+from cgraph.errors import CaptureError, EagerWarning
+
+__all__ = ["EAGER", "Why", "forget_skips", "note_skip", "skip", "skips"]
+
+skips: list[tuple[str, str]] = []
+"""Compiled graphs, or parts of them, that are not captured: the name and the reason."""
+
+
+class Why(NamedTuple):
+    """A reason for a call without a graph.
+
+    Attributes:
+        reason: The reason.
+        remedy: What to do about it; None where there is nothing to do.
+    """
+
+    reason: str
+    remedy: str | None = None
+
+
+EAGER = {
+    "first run": Why("first run"),
+    "put off": Why("put off, as another function ran for the first time in the same step"),
+    "mutation": Why(
+        "mutated inputs that are neither static nor outputs of the same step",
+        "make what is written a parameter or buffer of the module, or return the new value",
+    ),
+    "repeats": Why(
+        "a path as long as it may be, in one step",
+        "mark where steps begin: torch.compiler.cudagraph_mark_step_begin()",
+    ),
+    "rerecords": Why(
+        "static inputs that are elsewhere in each call",
+        "write new weights in place, as parameter.data.copy_(new)",
+    ),
+    "capture elsewhere": Why("another thread that was capturing"),
+}
+"""The reasons of single calls, by the names that trees have for them.
+
+Those without a remedy pass by themselves: nobody is told.
+"""
+
+
+def note_skip(name: str, reason: str) -> bool:
+    """Note that a graph, or a part of one, is not captured; return whether that is new."""
+    is_new = (name, reason) not in skips
+    if is_new:
+        skips.append((name, reason))
+    return is_new
+
+
+def skip(name: str, why: Why, options: TreeOptions, *, is_counted: bool = False) -> None:
+    """Tell, once, that calls of a function run without a graph, though one was wanted.
+
+    Args:
+        name: The name of the function.
+        why: The reason and the remedy.
+        options: The options of the function.
+        is_counted: torch has counted it.
+
+    Raises:
+        CaptureError: The options say ``strict``.
+    """
+    if (name, why.reason) in _told:
+        return
+    if not is_counted:
+        _torch.count_skip()
+    remedy = f"{why.remedy}. Why: " if why.remedy else ""
+    text = f"{remedy}skipping cudagraphs due to {why.reason}"
+    if options.strict:
+        raise CaptureError(f"{text}. {name} is not captured, and the options say strict")
+    _told.add((name, why.reason))
+    text = f"{text}. {name} runs without a graph"
+    warnings.warn(text, EagerWarning, stacklevel=levels_to_user())
+
+
+_told: set[tuple[str, str]] = set()
+
+
+def forget_skips() -> None:
+    """Forget everything, as after a reset."""
+    skips.clear()
+    _told.clear()
