@@ -106,3 +106,42 @@ def test_a_pool_that_was_emptied_and_paused_between_recordings_still_replays_rig
         assert torch.allclose(z, x * 2 * (number % 4 + 1), rtol=1e-4, atol=1e-4)
         del y, z
         torch.cuda.empty_cache()
+
+
+def test_random_numbers_are_those_of_the_default_mode_after_the_same_seed() -> None:
+    def noisy(x: Tensor) -> Tensor:
+        return nn.functional.dropout(x, 0.5) + torch.rand_like(x)
+
+    x = torch.ones(512, device="cuda")
+    for fallback in (False, True):
+        torch.compiler.reset()
+        with torch._inductor.config.patch(fallback_random=fallback):
+            found = []
+            for backend in ("cgraph", "inductor"):
+                fast = torch.compile(noisy, backend=backend)
+                for _ in range(3):
+                    fast(x)
+                torch.manual_seed(11)
+                found.append([fast(x).clone() for _ in range(4)])
+        for ours, theirs in zip(*found, strict=True):
+            assert torch.equal(ours, theirs)
+
+
+def test_strict_raises_where_work_of_the_gpu_lies_between_captured_parts() -> None:
+    def body(x: Tensor) -> Tensor:
+        return x.sin() + x.sum().cpu().cuda()
+
+    fast = torch.compile(body, backend="cgraph", options={"strict": True})
+    with torch.no_grad(), pytest.raises(RuntimeError, match="skipping cudagraphs due to"):
+        fast(torch.randn(8, device="cuda"))
+
+
+def test_operators_between_captured_parts_are_in_the_report() -> None:
+    def body(x: Tensor) -> Tensor:
+        return x.sin() + x.sum().cpu().cuda()
+
+    fast = torch.compile(body, backend="cgraph")
+    with torch.no_grad():
+        fast(torch.randn(8, device="cuda"))
+    reasons = [reason for _, reason in cgraph.trees.report().skips]
+    assert any("copy" in one for one in reasons), reasons

@@ -64,8 +64,8 @@ class SimMemPool(MemPool):
         self._starts: list[int] = []
         self._segments: list[torch.Tensor] = []
         self._blocks: dict[int, int] = {}
-        # What keeps each block, by the address that tensors have.
-        self._owners: dict[int, list[_core.Block]] = {}
+        # What keeps each block, and torch's object of its storage, by the address of tensors.
+        self._owners: dict[int, tuple[list[_core.Block], int]] = {}
         self._freed = 0
         self._events: list[Event] | None = None
         simulator.pools.known[self.id] = self
@@ -130,6 +130,7 @@ class SimMemPool(MemPool):
 
     def block_starts(self) -> set[int]:
         """Return where its blocks in use are for tensors."""
+        self._drop_dead()
         return {
             segment.host_address + start - segment.address
             for segment in self._core.segments()
@@ -159,6 +160,7 @@ class SimMemPool(MemPool):
 
     def checkpoint(self) -> _core.Checkpoint:
         """Return which blocks are in use."""
+        self._drop_dead()
         return self._core.checkpoint()
 
     def restore(
@@ -180,7 +182,16 @@ class SimMemPool(MemPool):
     def give_up(self, storages: Sequence[_torch.WeakStorage]) -> None:
         """Make the blocks of living storages free."""
         for storage in storages:
-            self._owners.pop(storage.address).clear()
+            self._owners.pop(storage.address)[0].clear()
+
+    def _drop_dead(self) -> None:
+        """Free the blocks of storages that are gone and have weak references still.
+
+        In torch 2.8, these keep Python's object of the storage.
+        """
+        for owner, storage in self._owners.values():
+            if owner and _torch.count_uses(storage) == 0:
+                owner.clear()
 
     def _begins(self, block: _core.Block) -> None:
         """Note a block from its begin to its end."""
@@ -274,13 +285,16 @@ def _bytes_type(nbytes: int) -> type[Any]:
     return type("Bytes", (ctypes.c_ubyte * nbytes,), {})
 
 
-def _owner_of(block: _core.Block, storage: torch.UntypedStorage) -> list[_core.Block]:
-    """Return a list that keeps a block as long as the storage lives, or until it is cleared."""
+def _owner_of(block: _core.Block, storage: torch.UntypedStorage) -> tuple[list[_core.Block], int]:
+    """Return a list that keeps a block as long as the storage lives, or until it is cleared.
+
+    With it comes the address of torch's object of the storage, which lives while the list has one.
+    """
     owner = [block]
     # torch keeps Python's object of a storage as long as the storage.
     end = weakref.finalize(storage, owner.clear)
     end.atexit = False
-    return owner
+    return owner, storage._cdata
 
 
 def _over(

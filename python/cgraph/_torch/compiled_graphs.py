@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ __all__ = [
     "first_line_of",
     "inputs_of",
     "mutated_inputs",
+    "reason_without_trace",
     "work_between_parts",
 ]
 
@@ -112,5 +114,44 @@ def mutated_inputs(graph: torch.fx.Graph) -> tuple[int, ...]:
     return tuple(place for place, one in enumerate(places) if one in written)
 
 
+def reason_without_trace(reason: str) -> str:
+    """Return Inductor's reason for no capture in one line, with the line of the user's code."""
+    text, _, trace = reason.removeprefix("skipping cudagraphs due to ").partition(" Found from")
+    line = _line_of(trace)
+    return text.strip().rstrip(".") + (f", in {line}" if line else "")
+
+
 def work_between_parts(source: str) -> list[str]:
-    return []
+    """Return the operators that code of Inductor's runs on the device outside of captured parts.
+
+    Copies between host and device count, and reads of single values.
+
+    Args:
+        source: The code; that of a graph in parts calls these from one function.
+    """
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:
+        return []
+    functions = [one for one in ast.walk(tree) if isinstance(one, ast.FunctionDef)]
+    bodies = [one for one in functions if one.name == "call"]
+    found = [text for one in bodies for text in _operators_in(one, on_device=False)]
+    return list(dict.fromkeys(found))
+
+
+def _operators_in(part: ast.AST, *, on_device: bool) -> Iterator[str]:
+    """Yield the operators that code calls; only copies and reads where it selects no device."""
+    for one in ast.iter_child_nodes(part):
+        is_guard = isinstance(one, ast.With) and "_DeviceGuard" in ast.unparse(one.items[0])
+        if isinstance(one, ast.Call):
+            name = ast.unparse(one.func)
+            last = name.rpartition(".")[2]
+            if last in _READS:
+                yield _READS[last]
+            elif on_device and (_OPERATOR.match(name) or last == "run"):
+                yield f"operator {name}"
+        yield from _operators_in(one, on_device=on_device or is_guard)
+
+
+_READS = {"copy_": "a copy between host and device", "item": "a read of a value by the host"}
+_OPERATOR = re.compile(r"(torch\.ops|aten|extern_kernels|inductor_ops|_quantized)\.")

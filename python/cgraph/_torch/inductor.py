@@ -22,6 +22,7 @@ from cgraph._torch.compiled_graphs import (
     data_dependent,
     inputs_of,
     mutated_inputs,
+    reason_without_trace,
     work_between_parts,
 )
 from cgraph._torch.private_names import lacks
@@ -108,8 +109,8 @@ def compile_with_inductor(
                 if manager.parts == before:
                     manager.skip(_reason_of(made), is_counted=count_of_skips() > skips)
                 else:
-                    for reason in work_between_parts(getattr(made, "source_code", "")):
-                        manager.skip_between(reason)
+                    for work in work_between_parts(getattr(made, "source_code", "")):
+                        manager.skip_between(f"{work}, between captured parts")
             return made
 
     with _managed_by(manager):
@@ -288,7 +289,10 @@ def _reason_of(made: Any) -> str:
     """Return why Inductor wants nothing captured of a graph."""
     reasons = getattr(getattr(made, "cudagraph_info", None), "cudagraph_fail_reasons", None)
     reason = getattr(made, "disabled_cudagraphs_reason", None) or ", ".join(reasons or ())
-    return reason or "Inductor finds no part of it that can be captured"
+    if reason:
+        return reason_without_trace(reason)
+    between = work_between_parts(getattr(made, "source_code", ""))
+    return f"no part that can be captured{': ' if between else ''}{', '.join(between)}"
 
 
 def call_at_reset(reset: Callable[[], None]) -> None:
