@@ -53,6 +53,7 @@ __all__ = [
     "MemPool",
     "SegmentedGraph",
     "annotate",
+    "aot",
     "capture_scope",
     "dry_run",
     "eager_break",
@@ -96,7 +97,7 @@ _ON_FIRST_USE = {
 }
 
 if _TYPE_CHECKING:
-    from cgraph import trees
+    from cgraph import aot, trees
     from cgraph.breaks import eager_break
     from cgraph.dryrun import dry_run
     from cgraph.explanation import explain
@@ -108,8 +109,8 @@ else:
 
     def __getattr__(name: str) -> object:
         """Import a name on first use, as many programs never need it."""
-        if name == "trees":
-            return _import_module("cgraph.trees")
+        if name in ("aot", "trees"):
+            return _import_module(f"cgraph.{name}")
         if name not in _ON_FIRST_USE:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         found = getattr(_import_module(_ON_FIRST_USE[name]), name)

@@ -33,6 +33,7 @@ __all__ = [
     "GraphManager",
     "call_at_reset",
     "compile_interpreted",
+    "compile_with_aot",
     "compile_with_inductor",
     "inductor_options",
     "realigned",
@@ -157,6 +158,52 @@ def compile_interpreted(
             graph_module, inputs, inner_compile=inner_compile
         )
     return found
+
+
+def compile_with_aot(
+    graph_module: torch.fx.GraphModule,
+    inputs: Sequence[Any],
+    compiler: Callable[[torch.fx.GraphModule, Sequence[Any], str, Sequence[int]], Any],
+) -> Callable[..., Any]:
+    """Compile the graphs that AOTAutograd makes of one.
+
+    Args:
+        graph_module: The graph.
+        inputs: Its example inputs.
+        compiler: Returns what is called with a graph's inputs; it is given the graph, its example
+            inputs, ``"inference"``, ``"forward"`` or ``"backward"``, and the places of the inputs
+            that stay where they are, or may do so in a backward pass.
+    """
+    common: Any = importlib.import_module("torch._dynamo.backends.common")
+    utils: Any = importlib.import_module("torch._inductor.utils")
+    functions: Any = importlib.import_module("functorch.compile")
+
+    def boxed(mode: str) -> Callable[..., Any]:
+        def compile_graph(graph: torch.fx.GraphModule, examples: Sequence[Any]) -> Any:
+            statics: Sequence[int]
+            if mode == "backward":
+                statics = range(utils.count_tangents(graph))
+            else:
+                lifted = utils.num_fw_fixed_arguments(len(inputs), len(examples))
+                statics = sorted({*range(lifted), *_static_inputs()})
+            return functions.make_boxed_func(compiler(graph, examples, mode, statics))
+
+        return compile_graph
+
+    made: Callable[..., Any] = common.aot_autograd(
+        fw_compiler=boxed("forward"),
+        bw_compiler=boxed("backward"),
+        inference_compiler=boxed("inference"),
+    )(graph_module, inputs)
+    return made
+
+
+def _static_inputs() -> Sequence[int]:
+    """Return the places of the weights among the inputs of the graph that is being compiled."""
+    guards: Any = importlib.import_module("torch._guards")
+    context = guards.TracingContext.try_get()
+    metadata = getattr(context, "fw_metadata", None)
+    return getattr(metadata, "static_input_indices", None) or ()
 
 
 def _uncaptured(

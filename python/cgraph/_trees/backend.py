@@ -15,7 +15,7 @@ from cgraph._trees.skips import Why, note_skip, skip
 from cgraph._trees.trees import reset_all, tree_of
 from cgraph.errors import ArgumentError
 
-__all__ = ["cgraph_backend"]
+__all__ = ["cgraph_backend", "follow_resets", "name_of"]
 
 
 class Manager:
@@ -115,8 +115,8 @@ class _Backend:
         """
         given, of_inductor = _checked(options or {}, mode)
         driver = _driver.current()
-        _follow_resets()
-        name = _name_of(graph_module)
+        follow_resets()
+        name = name_of(graph_module)
         if driver.device_type == "cpu":
             manager = Manager(name, given, realigns=False)
             return _torch.compile_interpreted(graph_module, inputs, manager)
@@ -132,7 +132,7 @@ cgraph_backend = _Backend()
 
 
 @functools.cache
-def _follow_resets() -> None:
+def follow_resets() -> None:
     """Drop all graphs in ``torch.compiler.reset()``."""
     _torch.call_at_reset(reset_all)
 
@@ -159,6 +159,6 @@ def _of_mode(mode: str) -> dict[str, Any]:
         raise ArgumentError(f"mode is {mode!r:.80}: {error}") from None
 
 
-def _name_of(graph_module: torch.fx.GraphModule) -> str:
+def name_of(graph_module: torch.fx.GraphModule) -> str:
     """Return where the code of a graph begins, as the user knows it."""
     return _torch.first_line_of(graph_module) or "a compiled function"

@@ -1,0 +1,237 @@
+"""`cgraph.aot` and `torch.compile(backend="cgraph_aot")`: rows 3-1 … 3-12."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import cgraph
+from cgraph.aot import CudaGraphModule, apply_cuda_graphs, cudagraphs, find_input_mutations
+from cgraph.errors import ArgumentError
+from lab import Lab, fresh
+from tree_programs import step
+
+
+@pytest.fixture(autouse=True)
+def _own_compiler(lab: Lab) -> Iterator[None]:
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+class Counted(nn.Module):
+    """Counts how often its Python runs."""
+
+    runs = 0
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Any) -> Any:
+        self.runs += 1
+        return self.function(*args)
+
+
+def traced(function: Callable[..., Any], *inputs: Any) -> torch.fx.GraphModule:
+    return make_fx(function, tracing_mode="fake")(*inputs)
+
+
+def parts_of(graph: torch.fx.GraphModule) -> int:
+    return sum(isinstance(one, CudaGraphModule) for one in graph.modules())
+
+
+def test_3_1_cloner_clones_tensors_and_passes_others_through(lab: Lab) -> None:
+    x = fresh(lab, 4)
+    y = cgraph.aot.cloner(x)
+    assert torch.equal(x, y)
+    assert y.data_ptr() != x.data_ptr()
+    assert cgraph.aot.cloner(3) == 3
+
+
+def test_3_2_hooks_of_a_graph_module_do_not_fire(lab: Lab) -> None:
+    module = CudaGraphModule(nn.ReLU(), set())
+    module.register_forward_hook(lambda *_: pytest.fail("a hook ran"))
+    assert isinstance(module, nn.Module)
+    for _ in range(3):
+        x = fresh(lab, 4)
+        assert torch.equal(module(x), x.relu())
+
+
+def test_3_3_to_3_6_a_module_runs_twice_and_its_results_stay_right(lab: Lab) -> None:
+    inner = Counted(lambda x, y: (x.add_(1) * y, {"sum": x + y}))
+    module = CudaGraphModule(inner, {0})
+    held = []
+    for _ in range(6):
+        x, y = fresh(lab, 8), fresh(lab, 8)
+        before = x.clone()
+        product, named = module(x, y)
+        held.append((product, named["sum"], before, y))
+        # The first call and the capture each change the argument once.
+        assert torch.allclose(x, before + 1)
+    assert inner.runs == 2
+    for product, total, before, y in held:
+        assert torch.allclose(product, (before + 1) * y)
+        assert torch.allclose(total, before + 1 + y)
+
+
+def test_3_7_arguments_of_another_shape_are_refused_and_of_other_strides_taken(lab: Lab) -> None:
+    module = CudaGraphModule(nn.Identity(), set(), name="same")
+    for _ in range(3):
+        module(fresh(lab, 4, 3))
+    for other in (fresh(lab, 1, 3), fresh(lab, 4, 3).double(), 3):
+        with pytest.raises(ArgumentError, match=r"argument 0 of same is .* expected a tensor of"):
+            module(other)
+    with pytest.raises(ArgumentError, match="2 arguments of same, expected 1"):
+        module(fresh(lab, 4, 3), fresh(lab, 4, 3))
+    x = fresh(lab, 3, 4)
+    assert torch.equal(module(x.t()), x.t())
+    with pytest.raises(ArgumentError, match=r"mutated_inputs of same has \[1\]"):
+        CudaGraphModule(nn.Identity(), {1}, name="same")(x)
+
+
+def test_3_8_inputs_that_share_written_memory_are_all_reported(lab: Lab) -> None:
+    def write(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        a[1:].mul_(2)
+        torch.add(b, 1, out=c)
+        return a + b
+
+    base = fresh(lab, 8)
+    graph = traced(write, fresh(lab, 8), fresh(lab, 8), fresh(lab, 8)).graph
+    assert find_input_mutations(graph) == {0, 2}
+    places = [node for node in graph.nodes if node.op == "placeholder"]
+    # As where a caller passes two views of one tensor.
+    places[1].meta["val"] = places[0].meta["val"].view(2, 4)
+    assert find_input_mutations(graph) == {0, 1, 2}
+    del base
+
+
+def test_3_9_what_operators_write_in_lists_is_found(lab: Lab) -> None:
+    def write(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        torch._foreach_add_([a, b], 1.0)
+        return a + c
+
+    inputs = [fresh(lab, 4) for _ in range(3)]
+    assert find_input_mutations(traced(write, *inputs).graph) == {0, 1}
+
+
+def test_an_argument_that_shares_memory_with_a_written_one_is_right(lab: Lab) -> None:
+    module = CudaGraphModule(lambda a, b: a.add_(1) + b, {0})
+    for number in range(6):
+        x, y = fresh(lab, 8), fresh(lab, 8)
+        other = x if number % 2 else y
+        want = (x + 1) + (x + 1 if number % 2 else y)
+        assert torch.allclose(module(x, other), want)
+
+
+def test_3_10_modules_in_a_graph_become_graph_modules(lab: Lab) -> None:
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x) + 1
+
+    outer = Outer().to(lab.device)
+    graph = torch.fx.GraphModule(outer, torch.fx.symbolic_trace(outer).graph)
+    code = graph.code
+    apply_cuda_graphs(graph)
+    assert parts_of(graph) == 1
+    assert graph.code == code
+    for _ in range(4):
+        x = fresh(lab, 2, 4)
+        assert torch.allclose(graph(x), outer(x), atol=1e-5)
+    [call] = [node for node in graph.graph.nodes if node.op == "call_module"]
+    call.kwargs = {"input": call.args[0]}
+    with pytest.raises(ArgumentError, match="expected no keywords"):
+        apply_cuda_graphs(graph)
+
+
+def test_3_11_a_graph_with_an_operator_on_the_host_has_parts_around_it(lab: Lab) -> None:
+    def body(x: Tensor) -> Tensor:
+        y = (x * 2).sin()
+        count = torch.nonzero(y).sum() if lab.device == "cpu" else y.sum().cpu().to(x.device)
+        return y.cos() + count
+
+    def of(x: Tensor) -> Tensor:
+        return body(x)
+
+    x = torch.ones(8, device=lab.device)
+    fast = cudagraphs(make_fx(of)(x), [x], name="of")
+    assert parts_of(fast) >= 2
+    for _ in range(4):
+        step()
+        x = torch.ones(8, device=lab.device) * torch.rand((), device=lab.device)
+        assert torch.allclose(fast(x), body(x), atol=1e-5)
+    reasons = [reason for name, reason in cgraph.trees.report().skips if name == "of"]
+    assert reasons
+
+
+def test_a_graph_that_writes_to_inputs_beside_what_no_capture_can_have_stays_eager(
+    lab: Lab,
+) -> None:
+    def body(x: Tensor) -> Tensor:
+        found = torch.nonzero(x).sum()
+        x.add_(1)
+        return x + found
+
+    x = torch.ones(8, device=lab.device)
+    with pytest.warns(cgraph.errors.EagerWarning, match="a graph that writes to its inputs"):
+        fast = cudagraphs(make_fx(body)(x), [x])
+    assert parts_of(fast) == 0
+    want = x.clone()
+    assert torch.equal(fast(x), body(want))
+    assert torch.equal(x, want)
+
+
+def test_3_12_the_backend_trains(lab: Lab) -> None:
+    layers = nn.Linear(8, 16), nn.GELU(), nn.Dropout(0.0), nn.Linear(16, 1)
+    model = nn.Sequential(*layers).to(lab.device)
+    reference = copy.deepcopy(model)
+    fast = torch.compile(model, backend="cgraph_aot")
+    optimizers = [torch.optim.SGD(one.parameters(), lr=0.1) for one in (model, reference)]
+    held = []
+    for _ in range(8):
+        x = fresh(lab, 4, 8)
+        got, want = fast(x), reference(x)
+        held.append((got, want))
+        for y, optimizer in zip((got, want), optimizers, strict=True):
+            y.square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    for got, want in held:
+        assert torch.allclose(got, want, atol=1e-4)
+    functions = cgraph.trees.report().functions
+    assert {one.graphs for one in functions if one.graphs} == {1}
+    assert sum(one.replays for one in functions) >= 10
+
+
+def test_the_backend_keeps_buffers_and_state_as_eager_does(lab: Lab) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)).to(lab.device)
+    reference = copy.deepcopy(model)
+    fast = torch.compile(model, backend="cgraph_aot")
+    for _ in range(6):
+        x = fresh(lab, 16, 8)
+        assert torch.allclose(fast(x), reference(x), atol=1e-4)
+    for got, want in zip(model.buffers(), reference.buffers(), strict=True):
+        assert torch.allclose(got, want, atol=1e-4)
+
+
+def test_the_backend_is_right_for_sizes_that_change(lab: Lab) -> None:
+    fast = torch.compile(lambda x: (x * 2).cumsum(0), backend="cgraph_aot", dynamic=True)
+    for size in (3, 5, 4, 3, 5, 4, 3, 5, 4):
+        x = fresh(lab, size)
+        assert torch.allclose(fast(x), (x * 2).cumsum(0), atol=1e-5)
+
+
+def test_an_unknown_option_of_the_backend_is_named(lab: Lab) -> None:
+    fast = torch.compile(torch.sin, backend="cgraph_aot", options={"strit": True})
+    with pytest.raises(RuntimeError, match="did you mean 'strict'"):
+        fast(fresh(lab, 4))
