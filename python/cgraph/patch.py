@@ -45,9 +45,19 @@ _MISSING: Any = object()
 class Patch:
     """The result of :func:`patch_torch`: a context whose exit undoes the patch."""
 
-    def __init__(self) -> None:
-        self._in_force = True
-        _install()
+    def __init__(self, *, trees: bool = False) -> None:
+        self._in_force = False
+        with _lock:
+            _install()
+            self._in_force = True
+            self._takes_trees = False
+            try:
+                if trees:
+                    _take_trees(1)
+                    self._takes_trees = True
+            except BaseException:
+                self.undo()
+                raise
 
     def undo(self) -> None:
         """Undo the patch, in any order among others; a second time does nothing.
@@ -58,6 +68,8 @@ class Patch:
         with _lock:
             if self._in_force:
                 self._in_force = False
+                if self._takes_trees:
+                    _take_trees(-1)
                 _remove()
 
     def __enter__(self) -> Patch:
@@ -70,7 +82,7 @@ class Patch:
         self.undo()
 
 
-def patch_torch() -> Patch:
+def patch_torch(*, trees: bool = False) -> Patch:
     """Make the names of ``torch.cuda`` cgraph's from now on, in all threads.
 
     These are ``CUDAGraph``, ``graph``, ``graph_pool_handle``, ``is_current_stream_capturing``,
@@ -79,8 +91,11 @@ def patch_torch() -> Patch:
     this torch lacks some of them. Modules that imported one of them by name (``from torch.cuda
     import CUDAGraph``) get cgraph's too.
 
-    The patch. Without further use, torch stays patched; use it in a ``with`` statement or call
-        :meth:`Patch.undo`, and everything is as before, including names that did not exist.
+    With ``trees``, the graphs of ``torch.compile(mode="reduce-overhead")``, and of other modes and
+    backends that use torch's CUDAGraph Trees, are cgraph's graph trees from the next compilation on.
+
+    Without further use, torch stays patched; use the result in a ``with`` statement or call
+    :meth:`Patch.undo`, and everything is as before, including names that did not exist.
 
     Graphs and pools that were made before go on working: ``torch.cuda.graph`` captures into a
     ``CUDAGraph`` of torch's own as before. So do cgraph's after the patch was undone.
@@ -89,11 +104,12 @@ def patch_torch() -> Patch:
     variables. A module imported while torch is patched that took a name from it keeps cgraph's.
     Hooks registered through torch's own functions before see only torch's own graphs.
     """
-    return Patch()
+    return Patch(trees=trees)
 
 
 _lock = threading.RLock()
 _patches = 0
+_patches_of_trees = 0
 _changes: list[tuple[Any, str, Any, Any]] = []
 """The changed names: the owner, the name, the old value (or ``_MISSING``), and the new one."""
 
@@ -115,6 +131,16 @@ def _remove() -> None:
     _patches -= 1
     if _patches == 0:
         _restore()
+
+
+def _take_trees(count: int) -> None:
+    """Note so many more patches that take the graphs of torch's compiler."""
+    from cgraph._trees.backend import take_graphs_of_torch
+
+    global _patches_of_trees
+    if (_patches_of_trees == 0) != (_patches_of_trees + count == 0):
+        take_graphs_of_torch(takes=count > 0)
+    _patches_of_trees += count
 
 
 def _change_all() -> None:

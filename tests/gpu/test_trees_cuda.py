@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import copy
 import gc
+import os
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -145,3 +151,75 @@ def test_operators_between_captured_parts_are_in_the_report() -> None:
         fast(torch.randn(8, device="cuda"))
     reasons = [reason for _, reason in cgraph.trees.report().skips]
     assert any("copy" in one for one in reasons), reasons
+
+
+@pytest.mark.parametrize("options", [{"mode": "reduce-overhead"}, {"backend": "cudagraphs"}])
+def test_other_ways_to_compile_use_these_trees_where_torch_is_patched(options: Any) -> None:
+    from torch._inductor import cudagraph_trees
+
+    model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 1)).cuda()
+    reference = copy.deepcopy(model)
+    with cgraph.patch_torch(trees=True):
+        fast = torch.compile(model, **options)
+        for _ in range(8):
+            x = torch.randn(4, 8, device="cuda")
+            for one, run in ((model, fast), (reference, reference)):
+                one.zero_grad()
+                run(x).square().mean().backward()
+            for got, want in zip(model.parameters(), reference.parameters(), strict=True):
+                assert torch.allclose(got.grad, want.grad, atol=1e-4)
+    assert graphs() == 2
+    assert cudagraph_trees.get_manager(0, create_if_none_exists=False) is None
+
+
+_CACHED = """
+import sys, torch
+from torch import nn
+torch._logging.set_logs(inductor=40)
+import cgraph
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 1)).cuda()
+
+def loss(x):
+    y = model[1](model[0](x))
+    shift = y.sum().cpu().cuda()
+    return (model[2](y) + shift).square().mean()
+
+fast = torch.compile(loss, backend="cgraph")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+graphs = []
+for _ in range(10):
+    value = fast(torch.randn(4, 8, device="cuda"))
+    value.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    graphs.append(sum(one.graphs for one in cgraph.trees.report().functions))
+report = cgraph.trees.report()
+parts = sorted((one.name, one.graphs, one.replays, one.rerecords) for one in report.functions)
+print("FOUND", graphs, parts, sorted(report.skips), float(value))
+"""
+
+
+def test_parts_reasons_and_captures_are_the_same_with_every_cache(tmp_path: Path) -> None:
+    """Rows 1-8 … 1-22: a partitioned training step, cold and from each of torch's caches."""
+    program = tmp_path / "train.py"
+    program.write_text(_CACHED)
+    found = []
+    for bundled in ("1", "1", "0", "0"):
+        environment = {
+            **os.environ,
+            "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"),
+            "TORCHINDUCTOR_AUTOGRAD_CACHE": bundled,
+            "TORCHINDUCTOR_FX_GRAPH_CACHE": "1",
+        }
+        done = subprocess.run(
+            [sys.executable, program], env=environment, capture_output=True, text=True, check=False
+        )
+        lines = [line for line in done.stdout.splitlines() if line.startswith("FOUND")]
+        assert lines, done.stderr[-2000:]
+        found.append(lines[0])
+    assert len(set(found)) == 1, found
+    graphs = [int(one) for one in re.findall(r"\[([\d, ]+)\]", found[0])[0].split(",")]
+    # Nothing is captured after the third step.
+    assert graphs[3:] == [graphs[2]] * 7
+    assert "a copy between host and device, between captured parts" in found[0]

@@ -174,3 +174,30 @@ def test_a_graph_that_needs_values_on_the_host_is_right_and_the_report_says_why(
                 x = (fresh(lab, 16) > 0).float()
                 assert torch.equal(fast(x), torch.nonzero(x).sum(0) + 1)
     assert "nonzero" in str(cgraph.trees.report())
+
+
+def in_torchs_trees(model: Any, x: Tensor) -> Any:
+    from torch._inductor.cudagraph_trees import cudagraphify_impl
+
+    options = {"device_index": 0, "is_backward": False, "is_inference": True}
+    line = 'File "/some/model.py", line 12, in forward'
+    return cudagraphify_impl(model, [x], (), stack_traces=[line], **options)
+
+
+def test_patched_torch_puts_its_graphs_into_these_trees_until_the_last_patch_is_undone(
+    lab: Lab,
+) -> None:
+    x = fresh(lab, 4)
+    patches = [cgraph.patch_torch(trees=True), cgraph.patch_torch(trees=True)]
+    with cgraph.patch_torch():
+        patches.pop().undo()
+        fast = in_torchs_trees(lambda args: [args.pop() * 2], x)
+    patches.pop().undo()
+    for _ in range(4):
+        cgraph.trees.mark_step_begin()
+        x = fresh(lab, 4)
+        [y] = fast([x])
+        assert torch.equal(y, x * 2)
+    [one] = [one for one in of("inference") if one.graphs]
+    assert one.name == "forward (model.py:12), inference"
+    assert type(in_torchs_trees(lambda args: [args.pop() * 2], x)) is not type(fast)

@@ -20,6 +20,7 @@ from cgraph._torch.fake import *
 from cgraph._torch.fx_partition import *
 from cgraph._torch.host import *
 from cgraph._torch.inductor import *
+from cgraph._torch.inductor_graphs import *
 from cgraph._torch.interception import *
 from cgraph._torch.modes import *
 from cgraph._torch.modules import *

@@ -1,4 +1,4 @@
-"""What torch's compiler tells of graphs: where they begin, their inputs, what runs beside parts."""
+"""Facts of torch's compiler: where graphs begin, their inputs, what runs beside captured parts."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ __all__ = [
     "described_input",
     "first_line_of",
     "inputs_of",
+    "line_of_first",
     "mutated_inputs",
     "reason_without_trace",
     "work_between_parts",
@@ -51,8 +52,12 @@ def count_skip() -> None:
 
 def first_line_of(graph_module: torch.fx.GraphModule) -> str | None:
     """Return the line of the user's code that a graph of Dynamo's begins with, if it is known."""
-    lines = (_line_of(node.stack_trace) for node in graph_module.graph.nodes)
-    return next((line for line in lines if line), None)
+    return line_of_first([node.stack_trace for node in graph_module.graph.nodes])
+
+
+def line_of_first(traces: Sequence[str | None]) -> str | None:
+    """Return the last line of the first stack trace that has one."""
+    return next((line for line in map(_line_of, traces) if line), None)
 
 
 def inputs_of(graph: torch.fx.Graph) -> Sequence[Any]:
@@ -74,8 +79,7 @@ def described_input(placeholders: Sequence[Any], place: int) -> str:
     one = placeholders[place]
     name = getattr(one, "name", None)
     traces = [one, *(getattr(one, "users", None) or ())]
-    lines = (_line_of(getattr(trace, "stack_trace", None)) for trace in traces)
-    line = next((line for line in lines if line), None)
+    line = line_of_first([getattr(trace, "stack_trace", None) for trace in traces])
     return f"input {place}" + (f" ({name})" if name else "") + (f" of {line}" if line else "")
 
 

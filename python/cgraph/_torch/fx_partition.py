@@ -77,7 +77,7 @@ _CALLS = ("call_function", "call_module", "call_method", "get_attr")
 
 
 class _Capturable:
-    """Which nodes captures can have, as torch's partitioner asks."""
+    """The nodes that captures can have, as torch's partitioner asks for them."""
 
     def __init__(self, device_type: str) -> None:
         self._device_type = device_type

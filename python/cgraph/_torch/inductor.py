@@ -1,19 +1,12 @@
-"""torch's compiler Inductor, with another manager of CUDA graphs.
-
-Inductor hands each function that it wants captured to one function of its own. That one, and the
-one that finds the manager of graphs, ask here for a manager first; there is one only while a
-function is compiled for it, so that others' graphs stay torch's.
-"""
+"""torch's compilers Inductor and AOTAutograd, for graphs that others manage."""
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
 import functools
 import importlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -25,57 +18,17 @@ from cgraph._torch.compiled_graphs import (
     reason_without_trace,
     work_between_parts,
 )
-from cgraph._torch.private_names import lacks
+from cgraph._torch.inductor_graphs import GraphManager, compiler_asks, managed_by
 from cgraph._torch.tensors import clone_with_strides
 from cgraph.errors import CaptureError
 
 __all__ = [
-    "GraphManager",
-    "call_at_reset",
     "compile_interpreted",
     "compile_with_aot",
     "compile_with_inductor",
     "inductor_options",
     "realigned",
 ]
-
-
-class GraphManager(Protocol):
-    """A manager of the graphs of compiled functions."""
-
-    def cudagraphify(
-        self,
-        model: Callable[[list[Any]], Any],
-        *,
-        device_index: int,
-        is_backward: bool,
-        is_inference: bool,
-        static_input_idxs: Sequence[int] = (),
-        mutated_input_idxs: Sequence[int] = (),
-        **_: Any,
-    ) -> Any:
-        """Return what is called instead of a function that takes, and empties, a list.
-
-        The keywords are those of ``torch._inductor.compile_fx.cudagraphify``.
-        """
-
-    def set_running_backward(self, device_index: int) -> None:
-        """Note that a backward pass runs that is not captured."""
-
-    @property
-    def parts(self) -> int:
-        """The number of functions that it was given."""
-
-    def skip(self, reason: str, *, is_counted: bool = False) -> None:
-        """Tell that a graph is not captured; ``is_counted`` if torch has counted that."""
-
-    def skip_between(self, reason: str) -> None:
-        """Tell of work between the parts of a graph that is not captured."""
-
-
-_manager: contextvars.ContextVar[GraphManager | None] = contextvars.ContextVar(
-    "cgraph_manager", default=None
-)
 
 
 def compile_with_inductor(
@@ -95,7 +48,7 @@ def compile_with_inductor(
     Raises:
         CaptureError: The compilation would end in another thread.
     """
-    compiler = _seam()
+    compiler = compiler_asks()
     _require_here(compiler)
     config: Any = importlib.import_module("torch._inductor.config")
     partition = not options.get("cpp_wrapper", config.cpp_wrapper)
@@ -103,7 +56,7 @@ def compile_with_inductor(
 
     @functools.wraps(compiler.compile_fx_inner)
     def inner_compile(*args: Any, **kwargs: Any) -> Any:
-        with _managed_by(manager):
+        with managed_by(manager):
             before, skips = manager.parts, count_of_skips()
             made = compiler.compile_fx_inner(*args, **kwargs)
             if "cuda" in getattr(made, "device_types", ()):
@@ -114,7 +67,7 @@ def compile_with_inductor(
                         manager.skip_between(f"{work}, between captured parts")
             return made
 
-    with _managed_by(manager):
+    with managed_by(manager):
         found: Callable[..., Any] = compiler.compile_fx(
             graph_module, inputs, inner_compile=inner_compile, config_patches=patches
         )
@@ -258,15 +211,6 @@ def _is_misaligned(value: Any) -> bool:
 _ALIGNMENT = 16
 
 
-@contextlib.contextmanager
-def _managed_by(manager: GraphManager) -> Iterator[None]:
-    before = _manager.set(manager)
-    try:
-        yield
-    finally:
-        _manager.reset(before)
-
-
 def inductor_options(mode: str | None = None) -> dict[str, Any]:
     """Return Inductor's options: all with their values, or those of a mode of ``torch.compile``.
 
@@ -292,46 +236,6 @@ def _require_here(compiler: Any) -> None:
             )
 
 
-@functools.cache
-def _seam() -> Any:
-    """Let Inductor ask for a manager; return the module that compiles."""
-    compiler: Any = importlib.import_module("torch._inductor.compile_fx")
-    trees: Any = importlib.import_module("torch._inductor.cudagraph_trees")
-    for module, name in ((compiler, "cudagraphify"), (trees, "get_manager")):
-        if not hasattr(module, name):
-            raise lacks(f"{module.__name__}.{name}")
-    cudagraphify, get_manager = compiler.cudagraphify, trees.get_manager
-
-    @functools.wraps(cudagraphify)
-    def asked(model: Any, *args: Any, **kwargs: Any) -> Any:
-        manager = _manager.get()
-        if manager is None:
-            return cudagraphify(model, *args, **kwargs)
-        if args:
-            kwargs["static_input_idxs"] = args[0]
-        return manager.cudagraphify(model, **kwargs)
-
-    @functools.wraps(get_manager)
-    def found(device_index: int, *args: Any, **kwargs: Any) -> Any:
-        manager = _manager.get()
-        if manager is None:
-            return get_manager(device_index, *args, **kwargs)
-        return _OfDevice(manager, device_index)
-
-    compiler.cudagraphify, trees.get_manager = asked, found
-    return compiler
-
-
-class _OfDevice:
-    """A stand-in for torch's manager of a device, which Inductor tells of backward passes."""
-
-    def __init__(self, manager: GraphManager, device_index: int) -> None:
-        self._manager, self._device_index = manager, device_index
-
-    def set_to_running_backward(self) -> None:
-        self._manager.set_running_backward(self._device_index)
-
-
 def _reason_of(made: Any) -> str:
     """Return why Inductor wants nothing captured of a graph."""
     reasons = getattr(getattr(made, "cudagraph_info", None), "cudagraph_fail_reasons", None)
@@ -340,16 +244,3 @@ def _reason_of(made: Any) -> str:
         return reason_without_trace(reason)
     between = work_between_parts(getattr(made, "source_code", ""))
     return f"no part that can be captured{': ' if between else ''}{', '.join(between)}"
-
-
-def call_at_reset(reset: Callable[[], None]) -> None:
-    """Call a function in each ``torch.compiler.reset()`` from here on, before torch's own work."""
-    trees: Any = importlib.import_module("torch._inductor.cudagraph_trees")
-    of_trees = trees.reset_cudagraph_trees
-
-    @functools.wraps(of_trees)
-    def both() -> None:
-        reset()
-        of_trees()
-
-    trees.reset_cudagraph_trees = both

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from cgraph import _torch
+from cgraph._trees.aot_graphs import cudagraphs
 from cgraph._trees.backend import follow_resets, name_of
 from cgraph._trees.options import TreeOptions
 from cgraph._trees.trees import reset_all
-from cgraph.aot import cudagraphs
 
 __all__ = ["cgraph_aot_backend"]
 

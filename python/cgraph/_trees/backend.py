@@ -15,7 +15,7 @@ from cgraph._trees.skips import Why, note_skip, skip
 from cgraph._trees.trees import reset_all, tree_of
 from cgraph.errors import ArgumentError
 
-__all__ = ["cgraph_backend", "follow_resets", "name_of"]
+__all__ = ["cgraph_backend", "follow_resets", "name_of", "take_graphs_of_torch"]
 
 
 class Manager:
@@ -84,6 +84,46 @@ class Manager:
     def set_running_backward(self, device_index: int) -> None:
         """Note that a backward pass runs that is not captured."""
         tree_of(device_index).set_running_backward()
+
+
+class _AllGraphs:
+    """The manager of graphs that torch would make."""
+
+    parts = 0
+
+    def cudagraphify(
+        self,
+        model: Callable[[list[Any]], Any],
+        *,
+        stack_traces: Sequence[str | None] | None = None,
+        compile_id: Any = None,
+        **kwargs: Any,
+    ) -> Cudagraphified:
+        """Return a function of the device's tree, named by the line of its first result."""
+        found = "a compiled function" if compile_id is None else f"compiled function {compile_id}"
+        name = _torch.line_of_first(stack_traces or ()) or found
+        return Manager(name, TreeOptions.of(None), realigns=True).cudagraphify(model, **kwargs)
+
+    def skip(self, reason: str, *, is_counted: bool = False) -> None:
+        """Do nothing: torch tells."""
+
+    def skip_between(self, reason: str) -> None:
+        """Do nothing: torch tells."""
+
+    def set_running_backward(self, device_index: int) -> None:
+        """Note that a backward pass runs that is not captured."""
+        tree_of(device_index).set_running_backward()
+
+
+def take_graphs_of_torch(*, takes: bool) -> None:
+    """Put all graphs in trees that torch's compiler would put into its own; or do so no more.
+
+    Raises:
+        TorchError: This torch has no place where its compiler asks for that.
+    """
+    if takes:
+        follow_resets()
+    _torch.take_all_graphs(_AllGraphs() if takes else None)
 
 
 class _Backend:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
-from torch.utils import _pytree
 
 from cgraph import _driver, _torch
 from cgraph._trees.cudagraphify import Cudagraphified
@@ -84,7 +83,7 @@ class CudaGraphModule(torch.nn.Module):
         for place in reversed(self._copied_back):
             args[place].copy_(results.pop())
         own = [one.clone() if isinstance(one, torch.Tensor) else one for one in results]
-        return _pytree.tree_unflatten(own, self._structure)
+        return _torch.tree_unflatten(own, self._structure)
 
     def _run(self, inputs: list[Any]) -> list[Any]:
         """Run the module on copies of what it writes; return these behind its results."""
@@ -94,7 +93,7 @@ class CudaGraphModule(torch.nn.Module):
             taken[place] = _torch.clone_with_strides(taken[place])
         written = [taken[place] for place in self._copied_back]
         results = self.gm(*_popped(taken))
-        leaves, self._structure = _pytree.tree_flatten(results)
+        leaves, self._structure = _torch.tree_flatten(results)
         return [*leaves, *written]
 
     def _in_graphs(self, inputs: Sequence[Any]) -> Cudagraphified:

@@ -1,4 +1,4 @@
-"""What runs without a graph, and why: noted for reports, told once, an error in strict mode."""
+"""Calls and graphs without a capture, and why: noted, told once, an error in strict mode."""
 
 from __future__ import annotations
 
