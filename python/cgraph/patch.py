@@ -92,7 +92,8 @@ def patch_torch(*, trees: bool = False) -> Patch:
     import CUDAGraph``) get cgraph's too.
 
     With ``trees``, the graphs of ``torch.compile(mode="reduce-overhead")``, and of other modes and
-    backends that use torch's CUDAGraph Trees, are cgraph's graph trees from the next compilation on.
+    backends that use torch's CUDAGraph Trees, are cgraph's graph trees, from the next compilation
+    on.
 
     Without further use, torch stays patched; use the result in a ``with`` statement or call
     :meth:`Patch.undo`, and everything is as before, including names that did not exist.

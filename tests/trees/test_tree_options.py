@@ -111,6 +111,33 @@ def test_the_configuration_of_torch_sets_options_that_nobody_else_does(lab: Lab)
         assert graphs() == 1
 
 
+def test_1_2_torchs_switch_for_errors_is_strict(lab: Lab) -> None:
+    import torch._inductor.config as config
+
+    if not hasattr(config.triton, "cudagraph_or_error"):
+        pytest.skip("this torch has no such switch")
+    with (
+        config.patch({"triton.cudagraph_or_error": True}),
+        pytest.raises(CaptureError, match="the options say strict"),
+    ):
+        in_tree(lab, lambda a, x: x * a, 0.5, fresh(lab, 4))
+
+
+def test_1_23_a_function_is_captured_anew_as_often_as_an_option_says(lab: Lab) -> None:
+    options = {"max_rerecords": 2}
+    fast = in_tree(
+        lab, torch.add, fresh(lab, 4), fresh(lab, 4), static_input_idxs=[1], options=options
+    )
+    kept = []
+    with pytest.warns(EagerWarning, match="write new weights in place"):
+        for _ in range(6):
+            step()
+            x, y = fresh(lab, 4), fresh(lab, 4)
+            kept.append(y)
+            assert torch.equal(fast(x, y), x + y)
+    assert graphs_of(fast) == 3
+
+
 def test_strict_raises_where_a_graph_needs_values_on_the_host(lab: Lab) -> None:
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
         fast = torch.compile(torch.nonzero, backend="cgraph", options={"strict": True})

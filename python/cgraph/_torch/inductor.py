@@ -11,12 +11,9 @@ from typing import Any
 import torch
 
 from cgraph._torch.compiled_graphs import (
-    count_of_skips,
     data_dependent,
     inputs_of,
     mutated_inputs,
-    reason_without_trace,
-    work_between_parts,
 )
 from cgraph._torch.inductor_graphs import GraphManager, compiler_asks, managed_by
 from cgraph._torch.tensors import clone_with_strides
@@ -52,20 +49,12 @@ def compile_with_inductor(
     _require_here(compiler)
     config: Any = importlib.import_module("torch._inductor.config")
     partition = not options.get("cpp_wrapper", config.cpp_wrapper)
-    patches = {**options, "triton.cudagraphs": True, "graph_partition": partition}
+    patches = {"graph_partition": partition, **options, "triton.cudagraphs": True}
 
     @functools.wraps(compiler.compile_fx_inner)
     def inner_compile(*args: Any, **kwargs: Any) -> Any:
         with managed_by(manager):
-            before, skips = manager.parts, count_of_skips()
-            made = compiler.compile_fx_inner(*args, **kwargs)
-            if "cuda" in getattr(made, "device_types", ()):
-                if manager.parts == before:
-                    manager.skip(_reason_of(made), is_counted=count_of_skips() > skips)
-                else:
-                    for work in work_between_parts(getattr(made, "source_code", "")):
-                        manager.skip_between(f"{work}, between captured parts")
-            return made
+            return compiler.compile_fx_inner(*args, **kwargs)
 
     with managed_by(manager):
         found: Callable[..., Any] = compiler.compile_fx(
@@ -234,13 +223,3 @@ def _require_here(compiler: Any) -> None:
                 f" {os.environ.get('TORCHINDUCTOR_FX_COMPILE_MODE')!r}, so that Inductor finishes"
                 " a compilation in another thread, which finds no graph tree"
             )
-
-
-def _reason_of(made: Any) -> str:
-    """Return why Inductor wants nothing captured of a graph."""
-    reasons = getattr(getattr(made, "cudagraph_info", None), "cudagraph_fail_reasons", None)
-    reason = getattr(made, "disabled_cudagraphs_reason", None) or ", ".join(reasons or ())
-    if reason:
-        return reason_without_trace(reason)
-    between = work_between_parts(getattr(made, "source_code", ""))
-    return f"no part that can be captured{': ' if between else ''}{', '.join(between)}"

@@ -14,6 +14,11 @@ import importlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
+from cgraph._torch.compiled_graphs import (
+    count_of_skips,
+    reason_without_trace,
+    work_between_parts,
+)
 from cgraph._torch.private_names import lacks
 
 __all__ = ["GraphManager", "call_at_reset", "take_all_graphs"]
@@ -85,10 +90,12 @@ def compiler_asks() -> Any:
     """Let Inductor ask for a manager; return the module that compiles."""
     compiler: Any = importlib.import_module("torch._inductor.compile_fx")
     trees: Any = importlib.import_module("torch._inductor.cudagraph_trees")
+    output: Any = importlib.import_module("torch._inductor.output_code")
+    code: Any = getattr(output, "CompiledFxGraph", None)
     names = (compiler, "cudagraphify"), (trees, "get_manager"), (trees, "cudagraphify_impl")
-    for module, name in names:
-        if not hasattr(module, name):
-            raise lacks(f"{module.__name__}.{name}")
+    for owner, name in (*names, (code, "post_compile")):
+        if not hasattr(owner, name):
+            raise lacks(f"torch._inductor's {name}")
     cudagraphify, get_manager = compiler.cudagraphify, trees.get_manager
     of_trees = trees.cudagraphify_impl
 
@@ -115,7 +122,40 @@ def compiler_asks() -> Any:
         return _of_all[0].cudagraphify(model, static_input_idxs=static_input_idxs, **kwargs)
 
     compiler.cudagraphify, trees.get_manager, trees.cudagraphify_impl = asked, found, in_trees
+    code.post_compile = _telling(code.post_compile)
     return compiler
+
+
+def _telling(post_compile: Callable[..., None]) -> Callable[..., None]:
+    """Return the last step of each compilation, also of one from a cache, with what follows it.
+
+    Then the manager is told what is not captured.
+    """
+
+    @functools.wraps(post_compile)
+    def followed(made: Any, *args: Any, **kwargs: Any) -> None:
+        manager = _manager.get()
+        before, skips = 0 if manager is None else manager.parts, count_of_skips()
+        post_compile(made, *args, **kwargs)
+        if manager is None or "cuda" not in made.device_types:
+            return
+        if manager.parts == before:
+            manager.skip(_reason_of(made), is_counted=count_of_skips() > skips)
+        else:
+            for work in work_between_parts(made.source_code):
+                manager.skip_between(f"{work}, between captured parts")
+
+    return followed
+
+
+def _reason_of(made: Any) -> str:
+    """Return why Inductor wants nothing captured of a graph."""
+    reasons = getattr(getattr(made, "cudagraph_info", None), "cudagraph_fail_reasons", None)
+    reason = getattr(made, "disabled_cudagraphs_reason", None) or ", ".join(reasons or ())
+    if reason:
+        return reason_without_trace(reason)
+    between = work_between_parts(made.source_code)
+    return f"no part that can be captured{': ' if between else ''}{', '.join(between)}"
 
 
 def call_at_reset(reset: Callable[[], None]) -> None:
@@ -132,10 +172,19 @@ def call_at_reset(reset: Callable[[], None]) -> None:
 
 
 class _OfDevice:
-    """A stand-in for torch's manager of a device, which Inductor tells of backward passes."""
+    """A stand-in for torch's manager of a device, which Inductor tells of backward passes.
+
+    Attributes:
+        current_node: What Dynamo asks whether a gradient stays where it is.
+    """
 
     def __init__(self, manager: GraphManager, device_index: int) -> None:
         self._manager, self._device_index = manager, device_index
+        self.current_node = self
+
+    def _is_cuda_graph_recorded_tensor(self, tensor: object) -> bool:
+        """Return False: what is held when a step ends moves."""
+        return False
 
     def set_to_running_backward(self) -> None:
         self._manager.set_running_backward(self._device_index)

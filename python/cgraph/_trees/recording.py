@@ -71,6 +71,7 @@ def record(
     made._may_be_empty = True
     with torch.no_grad(), graph(made, pool, stream, capture_error_mode="thread_local"):
         returned = model(inputs)
+        _torch.wait_for_collectives(returned)
     inputs.clear()
     results = list(returned) if isinstance(returned, (list, tuple)) else [returned]
     del returned
