@@ -117,7 +117,10 @@ def levels_to_user() -> int:
     """Return the number of calls up to the first one outside cgraph and torch, for a warning."""
     level, frame = 1, sys._getframe(1)
     own = ("cgraph.", "torch.")
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(own):
+    while frame.f_back is not None and (
+        str(frame.f_globals.get("__name__", "")).startswith(own)
+        or frame.f_code.co_filename.startswith("<eval_with_key>")
+    ):
         level, frame = level + 1, frame.f_back
     return level
 

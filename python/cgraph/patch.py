@@ -96,7 +96,8 @@ def patch_torch(*, trees: bool = False) -> Patch:
     on.
 
     Without further use, torch stays patched; use the result in a ``with`` statement or call
-    :meth:`Patch.undo`, and everything is as before, including names that did not exist.
+    :meth:`Patch.undo`, and everything is as before, including names that did not exist. Torch's
+    compiler goes on asking cgraph for a manager of graphs, and gets none.
 
     Graphs and pools that were made before go on working: ``torch.cuda.graph`` captures into a
     ``CUDAGraph`` of torch's own as before. So do cgraph's after the patch was undone.

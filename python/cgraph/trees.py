@@ -116,6 +116,6 @@ def reset() -> None:
 
     Outputs of the last step that somebody holds get memory of their own. Functions stay and are
     captured again. Steps count by themselves again, until the next mark.
-    ``torch.compiler.reset()`` does the same.
+    ``torch.compiler.reset()`` does the same once a backend of cgraph's has compiled something.
     """
     reset_all()

@@ -298,3 +298,38 @@ def test_the_report_describes_the_tree(lab: Lab) -> None:
     assert "tree of device 0: 1 root, up to 2 graphs in a step, 1 output in use" in str(tree)
     assert str(tree) in str(cgraph.trees.report())
     del held
+
+
+def test_strict_raises_also_where_a_warning_was_given_before(lab: Lab) -> None:
+    def fast(options: Options) -> None:
+        in_tree(lab, lambda a, x: x * a, 0.5, fresh(lab, 4), options=options)
+
+    with pytest.warns(EagerWarning):
+        fast({})
+    for _ in range(2):
+        with pytest.raises(CaptureError, match="strict"):
+            fast({"strict": True})
+
+
+def test_names_of_torchs_configuration_count_among_the_options(lab: Lab) -> None:
+    options = {"triton.cudagraph_skip_dynamic_graphs": True, "max_sizes": None}
+    fast = torch.compile(lambda x: x * 2, backend="cgraph", options=options, dynamic=True)
+    for size in (3, 3, 3, 5, 5, 5):
+        assert fast(fresh(lab, size)).shape == (size,)
+    assert graphs() == 0
+
+
+def test_calls_inside_of_a_mode_are_counted(lab: Lab) -> None:
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            return func(*args, **(kwargs or {}))
+
+    fast = in_tree(lab, half, fresh(lab, 4))
+    with Watch():
+        fast(torch.ones(4, device=lab.device))
+    [one] = [one for one in cgraph.trees.report().functions if one.name == "half" and one.eager]
+    assert one.eager == {"watched": 1}

@@ -18,13 +18,13 @@ __all__ = [
     "configured_of_inductor",
     "count_of_skips",
     "count_skip",
-    "data_dependent",
     "described_input",
     "first_line_of",
     "inputs_of",
     "line_of_first",
     "mutated_inputs",
     "reason_without_trace",
+    "refused_by_captures",
     "work_between_parts",
 ]
 
@@ -92,19 +92,38 @@ def _line_of(trace: str | None) -> str | None:
     return f"{function} ({os.path.basename(file)}:{number})"
 
 
-def data_dependent(graph: torch.fx.Graph) -> str | None:
-    """Return an operator of a graph that no capture of its operators can have; None without."""
-    return next((str(one.target) for one in graph.nodes if is_data_dependent(one)), None)
+def refused_by_captures(graph: torch.fx.Graph) -> str | None:
+    """Return why no capture can have the operators of a graph; None if it can."""
+    for node in graph.nodes:
+        if needs_values(node):
+            return f"{node.target}, which needs values of the device on the host"
+        if is_higher_order(node):
+            return f"{node.target}, which is a higher-order operator"
+    return None
 
 
-def is_data_dependent(node: torch.fx.Node) -> bool:
-    """Return whether no capture can have an operator: it needs values of the device on the host."""
-    if node.op != "call_function":
-        return False
-    tags = getattr(node.target, "tags", ())
-    needs_values = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
-    is_higher = isinstance(node.target, of_operators.HigherOrderOperator)
-    return is_higher or bool(needs_values.intersection(tags))
+def needs_values(node: torch.fx.Node) -> bool:
+    """Return whether an operator needs values of the device on the host, which no capture has."""
+    name = getattr(getattr(node.target, "overloadpacket", None), "__name__", "")
+    if name.strip("_").removeprefix("unsafe_") in _BY_INDEX:
+        # Elements that a mask selects are counted on the host.
+        values = [value_of(one) for one in node.args[1] if isinstance(one, torch.fx.Node)]  # type: ignore[union-attr]
+        return any(one is not None and one.dtype in (torch.bool, torch.uint8) for one in values)
+    dependent = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+    return bool(dependent.intersection(getattr(node.target, "tags", ())))
+
+
+_BY_INDEX = ("index", "index_put", "index_put_impl")
+
+
+def is_higher_order(node: torch.fx.Node) -> bool:
+    """Return whether a node calls an operator on functions."""
+    return isinstance(node.target, of_operators.HigherOrderOperator)
+
+
+def value_of(node: Any) -> Any:
+    """Return a node's tensor without contents, or a sequence of these; None if not known."""
+    return node.meta.get("val", node.meta.get("fake_result"))
 
 
 def mutated_inputs(graph: torch.fx.Graph) -> tuple[int, ...]:

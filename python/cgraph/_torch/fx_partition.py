@@ -4,37 +4,88 @@ from __future__ import annotations
 
 import importlib
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch.utils import _pytree
 
-from cgraph._torch.compiled_graphs import is_data_dependent
+from cgraph._torch.compiled_graphs import is_higher_order, needs_values, value_of
 
-__all__ = ["free_sizes", "partition_graph", "why_not_captured", "written_inputs"]
+__all__ = [
+    "are_shared",
+    "captured_parts",
+    "free_sizes",
+    "is_of_aten",
+    "know_shapes",
+    "reads_whole_storage",
+    "why_not_captured",
+    "written_inputs",
+]
 
 
-def partition_graph(
-    graph_module: torch.fx.GraphModule, inputs: Sequence[Any], device_type: str
-) -> torch.fx.GraphModule:
-    """Make modules of the operators of a graph that captures can have; the others stay.
+def know_shapes(graph_module: torch.fx.GraphModule, inputs: Sequence[Any]) -> None:
+    """Note the tensors without contents of a graph's nodes, unless its compiler has done so.
+
+    Args:
+        graph_module: The graph.
+        inputs: Its inputs.
+    """
+    if not any(value_of(node) is not None for node in graph_module.graph.nodes):
+        shapes: Any = importlib.import_module("torch.fx.passes.fake_tensor_prop")
+        shapes.FakeTensorProp(graph_module).propagate(*inputs)
+
+
+def captured_parts(graph_module: torch.fx.GraphModule, device_type: str) -> int:
+    """Make modules of the runs of operators that captures can have; return their number.
+
+    All operators stay in their order, which random numbers depend on.
 
     Args:
         graph_module: The graph, which is changed.
-        inputs: Its inputs, for the shapes of what it computes where these are not known.
         device_type: The type of the device of captures.
     """
-    nodes = [node for node in graph_module.graph.nodes if node.op in ("placeholder", *_CALLS)]
-    if not all(_has_value(node) for node in nodes):
-        shapes: Any = importlib.import_module("torch.fx.passes.fake_tensor_prop")
-        shapes.FakeTensorProp(graph_module).propagate(*inputs)
-    passes: Any = importlib.import_module("torch.fx.passes.infra.partitioner")
-    partitioner = passes.CapabilityBasedPartitioner(
-        graph_module, _Capturable(device_type), allows_single_node_partition=True
-    )
-    found: torch.fx.GraphModule = partitioner.fuse_partitions(partitioner.propose_partitions())
-    return found
+    runs: list[list[torch.fx.Node]] = [[]]
+    for node in graph_module.graph.nodes:
+        if node.op != "call_function":
+            continue
+        if _refusal(node, device_type) is None:
+            runs[-1].append(node)
+        elif runs[-1]:
+            runs.append([])
+    count = 0
+    for run in runs:
+        if any(node.target is not operator.getitem for node in run):
+            _fuse(graph_module, run, f"captured_{count}")
+            count += 1
+    graph_module.graph.lint()
+    graph_module.recompile()
+    return count
+
+
+def _fuse(graph_module: torch.fx.GraphModule, run: list[torch.fx.Node], name: str) -> None:
+    """Make a module of operators that follow each other, and call it in their place."""
+    inside = set(run)
+    used = (one for node in run for one in node.all_input_nodes if one not in inside)
+    inputs = list(dict.fromkeys(used))
+    outputs = [node for node in run if any(user not in inside for user in node.users)]
+    graph = torch.fx.Graph()
+    copies: dict[torch.fx.Node, torch.fx.Node] = {}
+    for node in inputs:
+        copies[node] = graph.placeholder(node.name)
+        copies[node].meta = {**node.meta}
+    for node in run:
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+    graph.output(tuple(copies[node] for node in outputs))
+    graph_module.add_submodule(name, torch.fx.GraphModule(graph_module, graph))
+    with graph_module.graph.inserting_before(run[-1].next):
+        call = graph_module.graph.call_module(name, tuple(inputs))
+        for place, node in enumerate(outputs):
+            result = graph_module.graph.call_function(operator.getitem, (call, place))
+            result.meta = {**node.meta}
+            node.replace_all_uses_with(result, lambda user: user not in inside)
+    for node in reversed(run):
+        graph_module.graph.erase_node(node)
 
 
 def free_sizes(graph: torch.fx.Graph) -> list[tuple[int, int]]:
@@ -42,7 +93,7 @@ def free_sizes(graph: torch.fx.Graph) -> list[tuple[int, int]]:
 
     Sizes that are inputs themselves are not among them.
     """
-    values = [_value(node) for node in graph.nodes if node.op == "placeholder"]
+    values = [value_of(node) for node in graph.nodes if node.op == "placeholder"]
     known = {str(one) for one in values if isinstance(one, torch.SymInt)}
     found: dict[str, tuple[int, int]] = {}
     for place, value in enumerate(values):
@@ -51,6 +102,40 @@ def free_sizes(graph: torch.fx.Graph) -> list[tuple[int, int]]:
                 if isinstance(size, torch.SymInt) and str(size) not in known:
                     found.setdefault(str(size), (place, dimension))
     return list(found.values())
+
+
+def is_of_aten(graph: torch.fx.Graph) -> bool:
+    """Return whether a graph calls only operators, whose schemas say what they write.
+
+    Functions of numbers may be there, too.
+    """
+    known = (torch._ops.OpOverload, torch._ops.HigherOrderOperator)
+    calls = (node for node in graph.nodes if node.op in _CALLS)
+    others = (
+        node
+        for node in calls
+        if not isinstance(node.target, known) and node.target is not operator.getitem
+    )
+    values = (value_of(one) for node in others for one in node.all_input_nodes)
+    return not any(one is None or isinstance(one, torch.Tensor) for one in values)
+
+
+def are_shared(graph: torch.fx.Graph, device_type: str) -> bool:
+    """Return whether tensors of a graph are on more than one device of a type."""
+    leaves = (leaf for node in graph.nodes for leaf in _pytree.tree_leaves(value_of(node)))
+    devices = {leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor)}
+    return sum(device.type == device_type for device in devices) > 1
+
+
+def reads_whole_storage(graph: torch.fx.Graph) -> bool:
+    """Return whether an operator counts from the begin of memory in whose middle its input is."""
+    for node in graph.nodes:
+        packet = getattr(node.target, "overloadpacket", None)
+        if getattr(packet, "__name__", "").startswith("as_strided"):
+            value = value_of(node.args[0])
+            if isinstance(value, torch.Tensor) and value.storage_offset() != 0:
+                return True
+    return False
 
 
 def why_not_captured(graph: torch.fx.Graph, device_type: str) -> list[str]:
@@ -73,22 +158,7 @@ def written_inputs(graph: torch.fx.Graph) -> set[int]:
     return {place for one in written for place in places.get(_memory(one), ())}
 
 
-_CALLS = ("call_function", "call_module", "call_method", "get_attr")
-
-
-class _Capturable:
-    """The nodes that captures can have, as torch's partitioner asks for them."""
-
-    def __init__(self, device_type: str) -> None:
-        self._device_type = device_type
-
-    def is_node_supported(
-        self, submodules: Mapping[str, torch.nn.Module], node: torch.fx.Node
-    ) -> bool:
-        """Return whether a capture can have a node."""
-        del submodules
-        is_call = node.op == "call_function"
-        return is_call and _refusal(node, self._device_type) is None
+_CALLS = ("call_function", "call_module", "call_method")
 
 
 def _refusal(node: torch.fx.Node, device_type: str) -> str | None:
@@ -98,12 +168,17 @@ def _refusal(node: torch.fx.Node, device_type: str) -> str | None:
         return _refusal(node.args[0], device_type)  # type: ignore[arg-type]
     if node.op != "call_function":
         return None
-    if is_data_dependent(node) or _has_mask(node):
+    if is_higher_order(node):
+        return f"{node.target}, which is a higher-order operator"
+    if needs_values(node):
         return f"{node.target}, which needs values of the device on the host"
     if torch.Tag.cudagraph_unsafe in getattr(node.target, "tags", ()) or _is_unsafe(node):
         return f"{node.target}, which is marked as unsafe in CUDA graphs"
+    shapes: Any = importlib.import_module("torch.fx.experimental.symbolic_shapes")
     for one in (*node.all_input_nodes, node):
-        for value in _pytree.tree_leaves(_value(one)):
+        if shapes.free_unbacked_symbols(value_of(one)):
+            return f"{node.target}, which has a size that depends on values"
+        for value in _pytree.tree_leaves(value_of(one)):
             if isinstance(value, torch.Tensor) and value.device.type != device_type:
                 return f"{node.target}, which has a tensor on {value.device}"
     return None
@@ -114,17 +189,6 @@ def _is_unsafe(node: torch.fx.Node) -> bool:
     utils: Any = importlib.import_module("torch._inductor.utils")
     asked = getattr(utils, "is_cudagraph_unsafe_fx_node", None)
     return asked is not None and bool(asked(node))
-
-
-def _has_mask(node: torch.fx.Node) -> bool:
-    """Return whether an operator writes where a mask says, which it counts on the host."""
-    packet = getattr(node.target, "overloadpacket", None)
-    name = getattr(packet, "__name__", "")
-    if not name.strip("_").removeprefix("unsafe_").startswith("index_put"):
-        return False
-    masks = (_value(one) for one in node.all_input_nodes)
-    kinds = (torch.bool, torch.uint8)
-    return any(isinstance(one, torch.Tensor) and one.dtype in kinds for one in masks)
 
 
 def _written_by(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
@@ -142,14 +206,5 @@ def _written_by(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
 
 def _memory(node: torch.fx.Node) -> Any:
     """Return what stands for the memory of a node's tensor; the node if that is not known."""
-    value = _value(node)
+    value = value_of(node)
     return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else node
-
-
-def _has_value(node: torch.fx.Node) -> bool:
-    return "val" in node.meta or "fake_result" in node.meta
-
-
-def _value(node: torch.fx.Node) -> Any:
-    """Return a node's tensor without contents, or a sequence of these; None if not known."""
-    return node.meta.get("val", node.meta.get("fake_result"))

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from cgraph._torch.compiled_graphs import (
-    data_dependent,
     inputs_of,
     mutated_inputs,
+    refused_by_captures,
 )
 from cgraph._torch.inductor_graphs import GraphManager, compiler_asks, managed_by
 from cgraph._torch.tensors import clone_with_strides
@@ -80,9 +80,9 @@ def compile_interpreted(
             # An interpreter keeps its last results.
             return torch.fx.Interpreter(graph).boxed_run(args)
 
-        refused = data_dependent(graph.graph)
+        refused = refused_by_captures(graph.graph)
         if refused is not None:
-            manager.skip(f"{refused}, which needs values of the device on the host")
+            manager.skip(refused)
             return _uncaptured(run, manager, is_backward=bool(kwargs.get("is_backward")))
         return manager.cudagraphify(
             run,

@@ -101,7 +101,7 @@ def compiler_asks() -> Any:
 
     @functools.wraps(cudagraphify)
     def asked(model: Any, *args: Any, **kwargs: Any) -> Any:
-        manager = _manager.get()
+        manager = _manager.get() or next(iter(_of_all), None)
         if manager is None:
             return cudagraphify(model, *args, **kwargs)
         if args:

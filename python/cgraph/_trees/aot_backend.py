@@ -12,6 +12,7 @@ from cgraph._trees.aot_graphs import cudagraphs
 from cgraph._trees.backend import follow_resets, name_of
 from cgraph._trees.options import TreeOptions
 from cgraph._trees.trees import reset_all
+from cgraph.errors import ArgumentError
 
 __all__ = ["cgraph_aot_backend"]
 
@@ -31,6 +32,7 @@ class _AotBackend:
         inputs: Sequence[Any],
         *,
         options: Mapping[str, Any] | None = None,
+        mode: str | None = None,
     ) -> Callable[..., Any]:
         """Compile a graph of Dynamo's.
 
@@ -38,10 +40,15 @@ class _AotBackend:
             graph_module: The graph.
             inputs: Its example inputs.
             options: Options of trees.
+            mode: Always None: modes of ``torch.compile`` are for generated code.
 
         Raises:
-            ArgumentError: An option or its value is not what was expected.
+            ArgumentError: An option or its value is not what was expected, or there is a mode.
         """
+        if mode is not None:
+            raise ArgumentError(
+                f"mode is {mode!r:.80}, expected none: cgraph_aot generates no code that it is for"
+            )
         settings = TreeOptions.of(options)
         follow_resets()
         name = name_of(graph_module)

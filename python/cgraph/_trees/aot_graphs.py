@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from cgraph import _driver, _torch
-from cgraph._trees.graph_module import CudaGraphModule
+from cgraph._trees.graph_module import CudaGraphModule, cloner
 from cgraph._trees.options import TreeOptions
-from cgraph._trees.skips import Why, note_skip, skip
+from cgraph._trees.skips import OTHERWISE, Why, note_skip, skip
 from cgraph.errors import ArgumentError
 
 __all__ = [
@@ -20,11 +20,6 @@ __all__ = [
     "find_input_mutations",
     "partition_cudagraphs",
 ]
-
-
-def cloner(value: Any) -> Any:
-    """Return a clone of a tensor; anything else as it is."""
-    return value.clone() if isinstance(value, torch.Tensor) else value
 
 
 def find_input_mutations(g: torch.fx.Graph) -> set[int]:
@@ -40,22 +35,25 @@ def partition_cudagraphs(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> tor
     """Make modules of those operators of a graph that a capture can have; change and return it.
 
     The others stay in the graph between them: operators with tensors on the host, those whose
-    results depend on values, and those with the tag ``cudagraph_unsafe``.
+    results depend on values, and those with the tag ``cudagraph_unsafe``. All stay in their order.
 
     Args:
-        gm: The graph; it writes to no input.
+        gm: The graph.
         inputs: Its inputs, for the shapes of what it computes.
 
     Raises:
-        ArgumentError: It writes to an input, which an operator of another part may read before.
+        ArgumentError: A graph of several parts writes to its inputs, which parts have copies of.
     """
+    device_type = _driver.current().device_type
+    _torch.know_shapes(gm, inputs)
     written = find_input_mutations(gm.graph)
-    if written:
+    if written and _torch.why_not_captured(gm.graph, device_type):
         raise ArgumentError(
-            f"the graph writes to its inputs {sorted(written)}, expected none that it writes: let"
-            " AOTAutograd make it functional"
+            f"a graph of several parts writes to its inputs {sorted(written)}, expected none that"
+            " it writes: let AOTAutograd make it functional"
         )
-    return _torch.partition_graph(gm, inputs, _driver.current().device_type)
+    _torch.captured_parts(gm, device_type)
+    return gm
 
 
 def apply_cuda_graphs(
@@ -64,38 +62,51 @@ def apply_cuda_graphs(
     statics: Sequence[int] = (),
     name: str = "a graph module",
     mode: str = "inference",
-    options: TreeOptions | None = None,
+    options: Mapping[str, Any] | TreeOptions | None = None,
 ) -> None:
     """Replace each module that a graph calls by a :class:`CudaGraphModule`; change nothing else.
 
     Args:
-        gm: The graph, whose calls of modules have no keyword arguments.
+        gm: The graph. The modules are graphs of ATen's operators, and called without keywords.
         statics: The places of its inputs that stay where they are.
         name: Its name, for people.
         mode: As of :class:`CudaGraphModule`.
         options: As of :class:`CudaGraphModule`.
 
     Raises:
-        ArgumentError: A call of a module has a keyword argument.
+        ArgumentError: A module, or a call of one, is not like that.
     """
     inputs = [node for node in gm.graph.nodes if node.op == "placeholder"]
     in_place = {inputs[place] for place in statics}
-    calls = [node for node in gm.graph.nodes if node.op == "call_module"]
-    for number, node in enumerate(calls):
-        if node.kwargs:
-            raise ArgumentError(f"{node.target} is called with {node.kwargs}, expected no keywords")
-        module = gm.get_submodule(node.target)
-        graph = getattr(module, "graph", None)
+    calls: dict[str, list[torch.fx.Node]] = {}
+    for node in gm.graph.nodes:
+        if node.op == "call_module":
+            calls.setdefault(node.target, []).append(node)
+    for number, (target, nodes) in enumerate(calls.items()):
+        keywords = next((one.kwargs for one in nodes if one.kwargs), None)
+        if keywords is not None:
+            raise ArgumentError(f"{target} is called with {keywords}, expected no keywords")
+        module = gm.get_submodule(target)
+        if isinstance(module, CudaGraphModule):
+            continue
+        if not isinstance(module, torch.fx.GraphModule) or not _torch.is_of_aten(module.graph):
+            raise ArgumentError(
+                f"{target} is a {type(module).__name__}, expected a graph of ATen's operators,"
+                " which say what they write: trace it by"
+                " torch.fx.experimental.proxy_tensor.make_fx"
+            )
+        # Other calls have other arguments.
+        places = enumerate(nodes[0].args) if len(nodes) == 1 else ()
         made = CudaGraphModule(
             module,
-            set() if graph is None else find_input_mutations(graph),
-            sizes=[] if graph is None else _torch.free_sizes(graph),
-            statics=[place for place, one in enumerate(node.args) if one in in_place],
+            find_input_mutations(module.graph),
+            statics=[place for place, one in places if one in in_place],
+            sizes=_torch.free_sizes(module.graph),
             name=name + (f", part {number}" if number else ""),
             mode=mode,
             options=options,
         )
-        gm.set_submodule(node.target, made)
+        gm.set_submodule(target, made)
 
 
 def cudagraphs(
@@ -105,14 +116,16 @@ def cudagraphs(
     statics: Sequence[int] = (),
     name: str = "a graph module",
     mode: str = "inference",
-    options: TreeOptions | None = None,
+    options: Mapping[str, Any] | TreeOptions | None = None,
 ) -> torch.fx.GraphModule:
     """Let a graph run in captures as far as these can have its operators; change and return it.
 
-    A graph that writes to its inputs, and has operators that no capture can have, stays as it is.
+    It stays as it is, with an ``EagerWarning``, where parts would not do the same: if it writes to
+    its inputs besides operators that no capture can have, counts from the begin of memory in whose
+    middle a tensor is, or works on several devices.
 
     Args:
-        model: The graph.
+        model: The graph, of ATen's operators.
         inputs: Its inputs, for the shapes of what it computes.
         statics: The places of inputs that stay where they are.
         name: Its name, for people.
@@ -131,16 +144,32 @@ def cudagraphs(
     ...     print(torch.equal(results[2], (x * 2).sin() + 1))
     True
     """
-    settings = TreeOptions.of(None) if options is None else options
+    settings = TreeOptions.of(options)
     device_type = _driver.current().device_type
+    _torch.know_shapes(model, inputs)
     refused = _torch.why_not_captured(model.graph, device_type)
     for reason in refused:
         note_skip(name, reason)
     if refused and settings.strict:
-        skip(name, Why(refused[0]), settings)
-    if refused and find_input_mutations(model.graph):
-        skip(name, Why(f"{refused[0]}, in a graph that writes to its inputs"), settings)
+        skip(name, Why(refused[0], OTHERWISE), settings)
+    whole = _why_left(model.graph, refused, device_type)
+    if whole is not None:
+        note_skip(name, whole)
+        skip(name, Why(whole, OTHERWISE), settings)
         return model
-    parts = _torch.partition_graph(model, inputs, device_type)
+    parts = partition_cudagraphs(model, inputs)
+    if refused and not any(node.op == "call_module" for node in parts.graph.nodes):
+        skip(name, Why(refused[0], OTHERWISE), settings)
     apply_cuda_graphs(parts, statics=statics, name=name, mode=mode, options=settings)
     return parts
+
+
+def _why_left(graph: torch.fx.Graph, refused: Sequence[str], device_type: str) -> str | None:
+    """Return why a graph stays as it is; None if it does not."""
+    if refused and find_input_mutations(graph):
+        return f"{refused[0]}, in a graph that writes to its inputs"
+    if _torch.reads_whole_storage(graph):
+        return "as_strided of a tensor that does not begin where its memory does"
+    if _torch.are_shared(graph, device_type):
+        return "operators on several devices"
+    return None

@@ -11,7 +11,7 @@ import torch
 from cgraph import _driver, _torch
 from cgraph._trees.cudagraphify import Cudagraphified, mode_name
 from cgraph._trees.options import TreeOptions, unknown
-from cgraph._trees.skips import Why, note_skip, skip
+from cgraph._trees.skips import OTHERWISE, Why, note_skip, skip
 from cgraph._trees.trees import reset_all, tree_of
 from cgraph.errors import ArgumentError
 
@@ -69,7 +69,7 @@ class Manager:
             CaptureError: The options say ``strict``.
         """
         note_skip(self._name, reason)
-        skip(self._name, Why(reason), self._options, is_counted=is_counted)
+        skip(self._name, Why(reason, OTHERWISE), self._options, is_counted=is_counted)
 
     def skip_between(self, reason: str) -> None:
         """Note work between the parts of a graph that is not captured.
@@ -79,40 +79,35 @@ class Manager:
         """
         note_skip(self._name, reason)
         if self._options.strict:
-            skip(self._name, Why(reason), self._options)
+            skip(self._name, Why(reason, OTHERWISE), self._options)
 
     def set_running_backward(self, device_index: int) -> None:
         """Note that a backward pass runs that is not captured."""
         tree_of(device_index).set_running_backward()
 
 
-class _AllGraphs:
-    """The manager of graphs that torch would make."""
+class _AllGraphs(Manager):
+    """The manager of graphs that torch would make; torch tells what is not captured."""
 
-    parts = 0
+    def __init__(self) -> None:
+        super().__init__("a compiled function", TreeOptions(), realigns=True)
 
     def cudagraphify(
         self,
         model: Callable[[list[Any]], Any],
         *,
         stack_traces: Sequence[str | None] | None = None,
-        compile_id: Any = None,
         **kwargs: Any,
     ) -> Cudagraphified:
         """Return a function of the device's tree, named by the line of its first result."""
-        found = "a compiled function" if compile_id is None else f"compiled function {compile_id}"
-        name = _torch.line_of_first(stack_traces or ()) or found
+        name = _torch.line_of_first(stack_traces or ()) or self._name
         return Manager(name, TreeOptions.of(None), realigns=True).cudagraphify(model, **kwargs)
 
     def skip(self, reason: str, *, is_counted: bool = False) -> None:
-        """Do nothing: torch tells."""
+        """Do nothing."""
 
     def skip_between(self, reason: str) -> None:
-        """Do nothing: torch tells."""
-
-    def set_running_backward(self, device_index: int) -> None:
-        """Note that a backward pass runs that is not captured."""
-        tree_of(device_index).set_running_backward()
+        """Do nothing."""
 
 
 def take_graphs_of_torch(*, takes: bool) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 
 from cgraph import _driver, _torch
+from cgraph._source import levels_to_user
+from cgraph._text import plural
 from cgraph._trees.function import Function, Model
 from cgraph._trees.options import TreeOptions
 from cgraph._trees.skips import Why, note_skip, skip
@@ -120,7 +122,9 @@ class Cudagraphified:
                     _require_device(tree.device_type, self._device_index, place, one)
             elif not (one is None or isinstance(one, (int, torch.Generator))):
                 kind = type(one).__name__
-                return self._refused(Why(f"non-Tensor inputs: input {place} is a {kind}"))
+                return self._refused(
+                    Why(f"non-Tensor inputs: input {place} is a {kind}", "pass it as a tensor")
+                )
         function = Function(
             tree,
             self._model,
@@ -150,11 +154,13 @@ class Cudagraphified:
             note_skip(self._name, asked)
             return self._uncaptured
         if sizes and options.max_sizes is not None and count >= options.max_sizes:
-            reason = f"more than {options.max_sizes} sizes, as max_sizes says"
+            reason = f"more than {plural(options.max_sizes, 'size')}, as max_sizes says"
             return self._refused(Why(reason, "pad inputs to fewer sizes"))
         most = _torch.configured_of_inductor("triton.cudagraph_dynamic_shape_warn_limit")
         if sizes and most and count == most:
-            warnings.warn(_MANY.format(name=self._name, count=count + 1), CgraphWarning, 2)
+            warnings.warn(
+                _MANY.format(name=self._name, count=count + 1), CgraphWarning, levels_to_user()
+            )
         return self.function_for(inputs)
 
     def _refused(self, why: Why) -> _Called:

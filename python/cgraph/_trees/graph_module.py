@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,12 @@ from cgraph._trees.cudagraphify import Cudagraphified
 from cgraph._trees.options import TreeOptions
 from cgraph.errors import ArgumentError
 
-__all__ = ["CudaGraphModule"]
+__all__ = ["CudaGraphModule", "cloner"]
+
+
+def cloner(value: Any) -> Any:
+    """Return a clone of a tensor; anything else as it is."""
+    return value.clone() if isinstance(value, torch.Tensor) else value
 
 
 class CudaGraphModule(torch.nn.Module):
@@ -20,7 +25,8 @@ class CudaGraphModule(torch.nn.Module):
 
     Replays copy the arguments, and clone what they return: results stay right for good. What the
     module writes to its arguments is written to those of each call. Where these share memory with
-    others, it runs as it is. It records no gradients, and hooks of modules do not run.
+    others, it runs as it is. Tensors have the shapes of the first call, other arguments its types;
+    each combination of numbers has a graph. It records no gradients, and hooks do not run.
 
     Args:
         gm: The module, as a graph of AOTAutograd's; it takes tensors and numbers.
@@ -50,21 +56,24 @@ class CudaGraphModule(torch.nn.Module):
         sizes: Sequence[tuple[int, int]] = (),
         name: str = "a graph module",
         mode: str = "inference",
-        options: TreeOptions | None = None,
+        options: Mapping[str, Any] | TreeOptions | None = None,
     ) -> None:
         super().__init__()
         self.gm = gm
         self.mutated_inputs = set(mutated_inputs)
         self._statics, self._sizes = statics, sizes
-        self._options = TreeOptions.of(None) if options is None else options
+        self._options = TreeOptions.of(options)
         self._name, self._mode = name, mode
         # Those that are written in place where the module is captured.
         self._in_place = self.mutated_inputs.intersection(statics)
         self._copied_back = sorted(self.mutated_inputs.difference(statics))
+        # From the first call that has returned on.
         self._graphs: Cudagraphified | None = None
-        # By the arguments that are no tensors, and the sizes: the layout of each other argument.
+        self._types: list[type] | None = None
+        # By the arguments that are no tensors, and the sizes: the layouts of the tensors, and how
+        # results are put together.
         self._layouts: dict[tuple[Any, ...], list[_Layout | None]] = {}
-        self._structure: Any = None
+        self._structures: dict[tuple[Any, ...], Any] = {}
 
     @torch.no_grad()
     def __call__(self, *args: Any) -> Any:
@@ -73,27 +82,33 @@ class CudaGraphModule(torch.nn.Module):
         Raises:
             ArgumentError: The arguments are not like those of the first call.
         """
+        types = [_type(one) for one in args]
+        self._require_types(types)
         sizes = [args[place].shape[dimension] for place, dimension in self._sizes]
-        inputs = self._checked(args, sizes)
-        if self._graphs is None:
-            self._graphs = self._in_graphs(inputs)
+        key = _key([*args, *sizes])
+        layouts = self._layouts.get(key)
+        inputs = [*args] if layouts is None else self._laid_out(args, layouts)
+        graphs = self._in_graphs(inputs) if self._graphs is None else self._graphs
         if self._writes_shared(inputs):
             return self.gm(*args)
-        results = self._graphs([*inputs, *sizes])
+        results = graphs([*inputs, *sizes])
         for place in reversed(self._copied_back):
             args[place].copy_(results.pop())
-        own = [one.clone() if isinstance(one, torch.Tensor) else one for one in results]
-        return _torch.tree_unflatten(own, self._structure)
+        if layouts is None:
+            self._graphs, self._types = graphs, types
+            self._layouts[key] = [_layout(one) for one in args]
+        return _torch.tree_unflatten([cloner(one) for one in results], self._structures[key])
 
     def _run(self, inputs: list[Any]) -> list[Any]:
         """Run the module on copies of what it writes; return these behind its results."""
+        key = _key(inputs)
         taken = inputs[: len(inputs) - len(self._sizes)]
         inputs.clear()
         for place in self._copied_back:
             taken[place] = _torch.clone_with_strides(taken[place])
         written = [taken[place] for place in self._copied_back]
         results = self.gm(*_popped(taken))
-        leaves, self._structure = _torch.tree_flatten(results)
+        leaves, self._structures[key] = _torch.tree_flatten(results)
         return [*leaves, *written]
 
     def _in_graphs(self, inputs: Sequence[Any]) -> Cudagraphified:
@@ -110,49 +125,40 @@ class CudaGraphModule(torch.nn.Module):
             mutated=sorted(self._in_place),
         )
 
-    def _checked(self, args: tuple[Any, ...], sizes: Sequence[int]) -> list[Any]:
-        """Return the arguments as a list, each laid out as the first one in its place."""
-        inputs = [*args]
-        numbers = (None if isinstance(one, torch.Tensor) else one for one in inputs)
-        key = (*numbers, *sizes)
-        layouts = self._layouts.get(key)
-        if layouts is None:
-            self._require_count(inputs)
-            self._layouts[key] = [_layout(one) for one in inputs]
-            return inputs
-        for place, (given, expected) in enumerate(zip(inputs, layouts, strict=True)):
-            found = _layout(given)
-            if found == expected:
-                continue
-            is_other = found is None or expected is None or found[:-1] != expected[:-1]
-            if is_other or place in self._in_place:
-                raise ArgumentError(
-                    f"argument {place} of {self._name} is {_shown(found)}, expected"
-                    f" {_shown(expected)} as in the first call"
-                )
-            assert expected is not None
-            inputs[place] = given.new_empty_strided(given.shape, expected[-1]).copy_(given)
-        return inputs
-
-    def _require_count(self, inputs: Sequence[Any]) -> None:
-        """Raise unless there are as many arguments, and tensors among them, as before."""
-        known = next(iter(self._layouts.values()), None)
-        if known is None:
-            wrong = [one for one in self.mutated_inputs if not 0 <= one < len(inputs)]
+    def _require_types(self, types: Sequence[type]) -> None:
+        """Raise unless there are as many arguments, and of the same types, as in the first call."""
+        if self._types is None:
+            wrong = [one for one in self.mutated_inputs if not 0 <= one < len(types)]
             if wrong:
                 raise ArgumentError(
                     f"mutated_inputs of {self._name} has {wrong}, expected places of its"
-                    f" {len(inputs)} arguments"
+                    f" {len(types)} arguments"
                 )
-        elif len(inputs) != len(known):
-            raise ArgumentError(f"{len(inputs)} arguments of {self._name}, expected {len(known)}")
+        elif len(types) != len(self._types):
+            raise ArgumentError(
+                f"{len(types)} arguments of {self._name}, expected {len(self._types)}"
+            )
         else:
-            for place, (given, layout) in enumerate(zip(inputs, known, strict=True)):
-                if isinstance(given, torch.Tensor) != (layout is not None):
+            for place, (given, expected) in enumerate(zip(types, self._types, strict=True)):
+                if given is not expected:
                     raise ArgumentError(
-                        f"argument {place} of {self._name} is {_shown(_layout(given))}, expected"
-                        f" {_shown(layout)} as in the first call"
+                        f"argument {place} of {self._name} is a {given.__name__}, expected a"
+                        f" {expected.__name__} as in the first call"
                     )
+
+    def _laid_out(self, args: Sequence[Any], layouts: Sequence[_Layout | None]) -> list[Any]:
+        """Return the arguments, each laid out as the first one in its place."""
+        inputs = [*args]
+        for place, (given, expected) in enumerate(zip(args, layouts, strict=True)):
+            if expected is None or (found := _layout(given)) == expected:
+                continue
+            if found is None or found[:-1] != expected[:-1] or place in self._in_place:
+                raise ArgumentError(
+                    f"argument {place} of {self._name} is a tensor {_shown(found)}, expected one"
+                    f" {_shown(expected)} as in the first call"
+                )
+            inputs[place] = given.new_empty_strided(given.shape, expected[-1]).copy_(given)
+        return inputs
 
     def _writes_shared(self, inputs: Sequence[Any]) -> bool:
         """Return whether an argument shares memory with one that the module writes."""
@@ -160,7 +166,7 @@ class CudaGraphModule(torch.nn.Module):
             return False
         starts = [_torch.start_of(one) for one in inputs if isinstance(one, torch.Tensor)]
         written = {_torch.start_of(inputs[place]) for place in self.mutated_inputs}
-        return sum(start in written for start in starts) > len(self.mutated_inputs)
+        return sum(start in written for start in starts) > len(written)
 
 
 _Layout = tuple[torch.Size, torch.dtype, torch.device, tuple[int, ...]]
@@ -174,11 +180,20 @@ def _layout(value: Any) -> _Layout | None:
 
 def _shown(layout: _Layout | None) -> str:
     if layout is None:
-        return "no tensor"
+        return "without a layout"
     shape, dtype, device, strides = layout
-    return f"a tensor of shape {tuple(shape)} and strides {strides}, {dtype}, on {device}"
+    return f"of shape {tuple(shape)} and strides {strides}, {dtype}, on {device}"
 
 
-def _popped(taken: list[Any]) -> Any:
+def _type(value: Any) -> type:
+    return torch.Tensor if isinstance(value, torch.Tensor) else type(value)
+
+
+def _key(values: Sequence[Any]) -> tuple[Any, ...]:
+    """Return the values that are no tensors, in their places."""
+    return tuple(None if isinstance(one, torch.Tensor) else one for one in values)
+
+
+def _popped(taken: list[Any]) -> Iterator[Any]:
     while taken:
         yield taken.pop(0)

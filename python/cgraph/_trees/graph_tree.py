@@ -166,8 +166,8 @@ class GraphTree(_core.Tree):
             if new.ended is not None:
                 self._end_for(function, inputs, new.ended)
             moving = self._moving(function, inputs, new.statics)
-            if set(moving).intersection(function.mutated):
-                return self._run(function, inputs, "mutation", min(function.mutated))
+            if written := set(moving).intersection(function.mutated):
+                return self._run(function, inputs, "mutation", min(written))
             new.copy(moving)
             self._note_moved(function, new.moved)
             # A capture of another thread allows no wait.
@@ -359,6 +359,11 @@ class GraphTree(_core.Tree):
             with self._on_device():
                 self._follow()
                 self._end_for(function, inputs, ended)
+        if reason == "first run" and self._memory is not None:
+            # It takes memory beside the pool: give back what is cached for work before.
+            with self._on_device():
+                if self._can_wait():
+                    self._driver.empty_cache()
         self._note_eager(function, reason, detail)
 
 

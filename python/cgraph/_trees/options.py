@@ -39,12 +39,14 @@ class TreeOptions:
     max_rerecords: int = 128
 
     @classmethod
-    def of(cls, given: Mapping[str, Any] | None) -> TreeOptions:
-        """Check options; others are those of the environment, or of torch's configuration.
+    def of(cls, given: Mapping[str, Any] | TreeOptions | None) -> TreeOptions:
+        """Check options, unless they are; others are those of the environment, or of torch.
 
         Raises:
             ArgumentError: An option is unknown, or its value is not what was expected.
         """
+        if isinstance(given, TreeOptions):
+            return given
         rest = dict(given or {})
         found = cls.taken_from(rest)
         for name in rest:
@@ -67,7 +69,7 @@ class TreeOptions:
         for one in fields(cls):
             kind, of_torch = _KINDS[one.name]
             variable = f"CGRAPH_{one.name.upper()}"
-            configured = _torch.configured_of_inductor(of_torch)
+            configured = given.get(of_torch, _torch.configured_of_inductor(of_torch))
             if one.name in given:
                 values[one.name] = kind(f"the option {one.name}", given.pop(one.name))
             elif os.environ.get(variable):
@@ -98,13 +100,19 @@ def _held(name: str, given: Any) -> str:
     return str(given)
 
 
+def _limit(name: str, given: Any) -> int | None:
+    return None if given is None else _count(name, given)
+
+
 def _count(name: str, given: Any) -> int:
     if type(given) is not int or given < 0:
         raise ArgumentError(f"{name} is {given!r:.80}, expected a number, at least 0")
     return given
 
 
-def _sizes(name: str, given: Any) -> tuple[tuple[int, ...], ...]:
+def _sizes(name: str, given: Any) -> tuple[tuple[int, ...], ...] | None:
+    if given is None:
+        return None
     sizes = (given,) if isinstance(given, int) else given
     if isinstance(sizes, (tuple, list, set, frozenset, range)):
         found = [one if isinstance(one, tuple) else (one,) for one in sizes]
@@ -124,7 +132,7 @@ _KINDS: dict[str, tuple[_Kind, str]] = {
     "held_outputs": (_held, "triton.cudagraph_trees_generation_cloning"),
     "skip_dynamic_graphs": (_flag, "triton.cudagraph_skip_dynamic_graphs"),
     "capture_sizes": (_sizes, "triton.cudagraph_capture_sizes"),
-    "max_sizes": (_count, "triton.cudagraph_dynamic_shape_rerecord_limit"),
+    "max_sizes": (_limit, "triton.cudagraph_dynamic_shape_rerecord_limit"),
     "max_rerecords": (_count, "triton.cudagraph_unexpected_rerecord_limit"),
 }
 

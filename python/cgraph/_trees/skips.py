@@ -10,7 +10,7 @@ from cgraph._source import levels_to_user
 from cgraph._trees.options import TreeOptions
 from cgraph.errors import CaptureError, EagerWarning
 
-__all__ = ["EAGER", "Why", "forget_skips", "note_skip", "skip", "skips"]
+__all__ = ["EAGER", "OTHERWISE", "Why", "forget_skips", "note_skip", "skip", "skips"]
 
 skips: list[tuple[str, str]] = []
 """Compiled graphs, or parts of them, that are not captured: the name and the reason."""
@@ -28,8 +28,11 @@ class Why(NamedTuple):
     remedy: str | None = None
 
 
+OTHERWISE = "keep it out of the compiled function, or leave the option strict out"
+"""The remedy for operators that no capture can have."""
 EAGER = {
     "first run": Why("first run"),
+    "watched": Why("inside of a capture, a dispatch mode or a transform, or with a host tensor"),
     "put off": Why("put off, as another function ran for the first time in the same step"),
     "mutation": Why(
         "mutated inputs that are neither static nor outputs of the same step",
@@ -71,17 +74,17 @@ def skip(name: str, why: Why, options: TreeOptions, *, is_counted: bool = False)
     Raises:
         CaptureError: The options say ``strict``.
     """
-    if (name, why.reason) in _told:
-        return
-    if not is_counted:
+    is_told = (name, why.reason) in _told
+    if not (is_told or is_counted):
         _torch.count_skip()
     remedy = f"{why.remedy}. Why: " if why.remedy else ""
     text = f"{remedy}skipping cudagraphs due to {why.reason}"
     if options.strict:
         raise CaptureError(f"{text}. {name} is not captured, and the options say strict")
-    _told.add((name, why.reason))
-    text = f"{text}. {name} runs without a graph"
-    warnings.warn(text, EagerWarning, stacklevel=levels_to_user())
+    if not is_told:
+        _told.add((name, why.reason))
+        text = f"{text}. {name} runs without a graph"
+        warnings.warn(text, EagerWarning, stacklevel=levels_to_user())
 
 
 _told: set[tuple[str, str]] = set()
