@@ -165,3 +165,35 @@ def test_a_function_that_works_on_two_devices_runs_eagerly(are_joined: bool) -> 
             for one, right in zip(graphed(x), run(x), strict=True):
                 assert torch.equal(one, right)
     assert {key.state for key in graphed.report().keys} == {"eager"}
+
+
+@pytest.mark.parametrize("backend", ["cgraph", "cgraph_aot"])
+def test_compiled_models_on_two_devices_have_trees_of_their_own(backend: str) -> None:
+    torch.compiler.reset()
+    models = [nn.Sequential(nn.Linear(8, 16), nn.GELU()).to(f"cuda:{one}") for one in range(2)]
+    compiled = [torch.compile(model, backend=backend) for model in models]
+    for _ in range(6):
+        for ordinal, (model, fast) in enumerate(zip(models, compiled, strict=True)):
+            x = torch.randn(4, 8, device=f"cuda:{ordinal}")
+            want = torch.autograd.grad(model(x).square().sum(), list(model.parameters()))
+            got = torch.autograd.grad(fast(x).square().sum(), list(model.parameters()))
+            for one, other in zip(got, want, strict=True):
+                assert torch.allclose(one, other, atol=1e-4)
+            assert torch.cuda.current_device() == 0
+    assert {one.device for one in cgraph.trees.report().functions if one.replays} == {0, 1}
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize("backend", ["cgraph", "cgraph_aot"])
+def test_a_compiled_function_of_two_devices_runs_without_a_graph(backend: str) -> None:
+    torch.compiler.reset()
+
+    def body(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (x * 2).to(y.device) + y.sin()
+
+    fast = torch.compile(body, backend=backend)
+    with torch.no_grad(), pytest.warns(cgraph.errors.EagerWarning, match="devices"):
+        for _ in range(4):
+            x, y = torch.randn(8, device="cuda:0"), torch.randn(8, device="cuda:1")
+            assert torch.allclose(fast(x, y), body(x, y), atol=1e-5)
+    torch.compiler.reset()

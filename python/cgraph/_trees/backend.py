@@ -69,7 +69,8 @@ class Manager:
             CaptureError: The options say ``strict``.
         """
         note_skip(self._name, reason)
-        skip(self._name, Why(reason, OTHERWISE), self._options, is_counted=is_counted)
+        if self._options.strict or not self._options.skip_dynamic_graphs:
+            skip(self._name, Why(reason, OTHERWISE), self._options, is_counted=is_counted)
 
     def skip_between(self, reason: str) -> None:
         """Note work between the parts of a graph that is not captured.

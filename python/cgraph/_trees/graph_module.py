@@ -70,6 +70,8 @@ class CudaGraphModule(torch.nn.Module):
         # From the first call that has returned on.
         self._graphs: Cudagraphified | None = None
         self._types: list[type] | None = None
+        # Outside of captures, torch's attention returns its random state on the host.
+        self._on_host: set[int] = set()
         # By the arguments that are no tensors, and the sizes: the layouts of the tensors, and how
         # results are put together.
         self._layouts: dict[tuple[Any, ...], list[_Layout | None]] = {}
@@ -96,7 +98,8 @@ class CudaGraphModule(torch.nn.Module):
             args[place].copy_(results.pop())
         if layouts is None:
             self._graphs, self._types = graphs, types
-            self._layouts[key] = [_layout(one) for one in args]
+            self._on_host.update(place for place, one in enumerate(args) if _is_on_host(one))
+            self._layouts[key] = [self._layout(place, one) for place, one in enumerate(args)]
         return _torch.tree_unflatten([cloner(one) for one in results], self._structures[key])
 
     def _run(self, inputs: list[Any]) -> list[Any]:
@@ -123,6 +126,7 @@ class CudaGraphModule(torch.nn.Module):
             mode=self._mode,
             statics=self._statics,
             mutated=sorted(self._in_place),
+            may_be_on_host=True,
         )
 
     def _require_types(self, types: Sequence[type]) -> None:
@@ -150,7 +154,8 @@ class CudaGraphModule(torch.nn.Module):
         """Return the arguments, each laid out as the first one in its place."""
         inputs = [*args]
         for place, (given, expected) in enumerate(zip(args, layouts, strict=True)):
-            if expected is None or (found := _layout(given)) == expected:
+            found = self._layout(place, given)
+            if expected is None or found == expected:
                 continue
             if found is None or found[:-1] != expected[:-1] or place in self._in_place:
                 raise ArgumentError(
@@ -159,6 +164,13 @@ class CudaGraphModule(torch.nn.Module):
                 )
             inputs[place] = given.new_empty_strided(given.shape, expected[-1]).copy_(given)
         return inputs
+
+    def _layout(self, place: int, value: Any) -> _Layout | None:
+        """Return what must be as in the first call, and the strides, which copies change."""
+        if not isinstance(value, torch.Tensor):
+            return None
+        device = None if place in self._on_host else value.device
+        return value.shape, value.dtype, device, value.stride()
 
     def _writes_shared(self, inputs: Sequence[Any]) -> bool:
         """Return whether an argument shares memory with one that the module writes."""
@@ -169,13 +181,7 @@ class CudaGraphModule(torch.nn.Module):
         return sum(start in written for start in starts) > len(written)
 
 
-_Layout = tuple[torch.Size, torch.dtype, torch.device, tuple[int, ...]]
-
-
-def _layout(value: Any) -> _Layout | None:
-    if not isinstance(value, torch.Tensor):
-        return None
-    return value.shape, value.dtype, value.device, value.stride()
+_Layout = tuple[torch.Size, torch.dtype, torch.device | None, tuple[int, ...]]
 
 
 def _shown(layout: _Layout | None) -> str:
@@ -183,6 +189,11 @@ def _shown(layout: _Layout | None) -> str:
         return "without a layout"
     shape, dtype, device, strides = layout
     return f"of shape {tuple(shape)} and strides {strides}, {dtype}, on {device}"
+
+
+def _is_on_host(value: Any) -> bool:
+    is_cpu = isinstance(value, torch.Tensor) and value.is_cpu
+    return is_cpu and _driver.current().device_type != "cpu"
 
 
 def _type(value: Any) -> type:
