@@ -14,10 +14,10 @@ from cgraph._torch.compiled_graphs import is_higher_order, needs_values, value_o
 
 __all__ = [
     "are_shared",
-    "captured_parts",
     "free_sizes",
     "is_of_aten",
     "know_shapes",
+    "partition_graph",
     "reads_whole_storage",
     "why_not_captured",
     "written_inputs",
@@ -36,8 +36,8 @@ def know_shapes(graph_module: torch.fx.GraphModule, inputs: Sequence[Any]) -> No
         shapes.FakeTensorProp(graph_module).propagate(*inputs)
 
 
-def captured_parts(graph_module: torch.fx.GraphModule, device_type: str) -> int:
-    """Make modules of the runs of operators that captures can have; return their number.
+def partition_graph(graph_module: torch.fx.GraphModule, device_type: str) -> None:
+    """Make modules of the runs of operators that captures can have.
 
     All operators stay in their order, which random numbers depend on.
 
@@ -53,14 +53,11 @@ def captured_parts(graph_module: torch.fx.GraphModule, device_type: str) -> int:
             runs[-1].append(node)
         elif runs[-1]:
             runs.append([])
-    count = 0
-    for run in runs:
-        if any(node.target is not operator.getitem for node in run):
-            _fuse(graph_module, run, f"captured_{count}")
-            count += 1
+    runs = [run for run in runs if any(node.target is not operator.getitem for node in run)]
+    for number, run in enumerate(runs):
+        _fuse(graph_module, run, f"captured_{number}")
     graph_module.graph.lint()
     graph_module.recompile()
-    return count
 
 
 def _fuse(graph_module: torch.fx.GraphModule, run: list[torch.fx.Node], name: str) -> None:

@@ -52,7 +52,7 @@ def partition_cudagraphs(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> tor
             f"a graph of several parts writes to its inputs {sorted(written)}, expected none that"
             " it writes: let AOTAutograd make it functional"
         )
-    _torch.captured_parts(gm, device_type)
+    _torch.partition_graph(gm, device_type)
     return gm
 
 

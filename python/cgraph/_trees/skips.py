@@ -54,12 +54,10 @@ Those without a remedy pass by themselves: nobody is told.
 """
 
 
-def note_skip(name: str, reason: str) -> bool:
-    """Note that a graph, or a part of one, is not captured; return whether that is new."""
-    is_new = (name, reason) not in skips
-    if is_new:
+def note_skip(name: str, reason: str) -> None:
+    """Note that a graph, or a part of one, is not captured."""
+    if (name, reason) not in skips:
         skips.append((name, reason))
-    return is_new
 
 
 def skip(name: str, why: Why, options: TreeOptions, *, is_counted: bool = False) -> None:
