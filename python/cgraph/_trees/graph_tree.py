@@ -111,8 +111,11 @@ class GraphTree(_core.Tree):
                 self._follow()
                 if (ended := self.end_path()) is not None:
                     self._end(None, *ended)
+                # Replays in flight would keep the pool.
+                self._can_wait()
             finally:
                 self._start_over()
+                self._driver.settle()
 
     def _start_over(self) -> None:
         """Drop all nodes, and begin with a new pool."""
