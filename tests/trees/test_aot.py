@@ -358,3 +358,103 @@ def test_a_mode_of_the_backend_is_refused(lab: Lab) -> None:
     fast = torch.compile(torch.sin, backend="cgraph_aot", mode="max-autotune")
     with pytest.raises(RuntimeError, match="mode is 'max-autotune', expected none"):
         fast(fresh(lab, 4))
+
+
+def chunks(x: Tensor) -> tuple[Tensor, ...]:
+    y = x * 2
+    return y, y[1:], *(x + 1).chunk(2), x[:2], x.expand(2, 8), (x * 3)[::2]
+
+
+def test_results_share_memory_and_have_strides_as_in_eager(lab: Lab) -> None:
+    fast = torch.compile(chunks, backend="cgraph_aot")
+    for _ in range(5):
+        x = fresh(lab, 8)
+        with torch.no_grad():
+            results, wanted = fast(x), chunks(x.clone())
+        for got, want in zip(results, wanted, strict=True):
+            assert torch.allclose(got, want)
+            assert got.stride() == want.stride()
+        results[1].zero_()
+        results[2].zero_()
+        assert torch.equal(results[0][1:], torch.zeros_like(results[1]))
+        assert results[3].abs().sum() > 0
+        assert results[2].untyped_storage().data_ptr() == results[3].untyped_storage().data_ptr()
+        assert results[4].data_ptr() == x.data_ptr()
+
+
+def test_a_write_to_a_view_behind_a_graph_break_is_seen(lab: Lab) -> None:
+    def body(x: Tensor) -> Tensor:
+        y = x * 2
+        view = y[1:]
+        torch._dynamo.graph_break()
+        view.add_(1)
+        return y.sum()
+
+    fast = torch.compile(body, backend="cgraph_aot")
+    # Behind the break, AOTAutograd puts the views together by as_strided.
+    with torch.no_grad(), pytest.warns(cgraph.errors.EagerWarning, match="as_strided"):
+        for _ in range(5):
+            x = fresh(lab, 8)
+            assert torch.allclose(fast(x), body(x), atol=1e-5)
+
+
+def test_writes_through_views_are_found_in_graphs_of_real_tensors(lab: Lab) -> None:
+    def write(x: Tensor, y: Tensor) -> Tensor:
+        x.view(-1)[1:].add_(1)
+        y.chunk(2)[1].mul_(2)
+        return x.sum() + y.sum()
+
+    inputs = fresh(lab, 8), fresh(lab, 4)
+    graph = make_fx(write)(*inputs)
+    assert find_input_mutations(graph.graph) == {0, 1}
+    fast = cudagraphs(graph, inputs)
+    for _ in range(4):
+        given = fresh(lab, 8), fresh(lab, 4)
+        wanted = [one.clone() for one in given]
+        assert torch.allclose(fast(*given), write(*wanted), atol=1e-5)
+        for one, want in zip(given, wanted, strict=True):
+            assert torch.allclose(one, want)
+
+
+def test_an_argument_in_other_strides_that_shares_written_memory_is_right(lab: Lab) -> None:
+    module = CudaGraphModule(lambda a, b: a.add_(1) + b, {0})
+    for _ in range(3):
+        module(fresh(lab, 3, 3), fresh(lab, 3, 3))
+    x = fresh(lab, 3, 3)
+    want = (x + 1) + (x + 1).t()
+    assert torch.allclose(module(x, x.t()), want)
+
+
+def test_an_expanded_argument_is_expected_as_such(lab: Lab) -> None:
+    module = CudaGraphModule(torch.sin, set(), name="sine")
+    for _ in range(3):
+        x = fresh(lab, 1, 3).expand(4, 3)
+        assert torch.allclose(module(x), x.sin())
+    with pytest.raises(ArgumentError, match=r"sine is a tensor .* strides \(0, 1\)"):
+        module(fresh(lab, 4, 3))
+
+
+def test_a_module_may_be_copied_after_it_was_captured(lab: Lab) -> None:
+    graph = make_fx(lambda x: x.sin() * 2)(fresh(lab, 4))
+    fast = cudagraphs(graph, [fresh(lab, 4)])
+    for _ in range(3):
+        fast(fresh(lab, 4))
+    other = copy.deepcopy(fast)
+    for _ in range(3):
+        x = fresh(lab, 4)
+        assert torch.allclose(other(x), x.sin() * 2)
+        assert torch.allclose(fast(x), x.sin() * 2)
+
+
+def test_a_graph_without_known_shapes_gets_them(lab: Lab) -> None:
+    def body(x: Tensor) -> Tensor:
+        return x.cos() + torch.nonzero(x).sum()
+
+    graph = make_fx(body)(torch.ones(4, device=lab.device))
+    for node in graph.graph.nodes:
+        node.meta.pop("val", None)
+    fast = cudagraphs(graph, [torch.ones(4, device=lab.device)])
+    assert parts_of(fast) == 2
+    for _ in range(3):
+        x = torch.rand(4, device=lab.device) + 1
+        assert torch.allclose(fast(x), body(x), atol=1e-5)

@@ -13,6 +13,7 @@ import torch
 from cgraph._torch.allocator_history import *
 from cgraph._torch.allocator_use import *
 from cgraph._torch.block_owners import *
+from cgraph._torch.clones import *
 from cgraph._torch.collectives import *
 from cgraph._torch.compiled_graphs import *
 from cgraph._torch.compiler import *

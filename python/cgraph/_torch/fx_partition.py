@@ -11,6 +11,7 @@ import torch
 from torch.utils import _pytree
 
 from cgraph._torch.compiled_graphs import is_higher_order, needs_values, value_of
+from cgraph._torch.private_names import FakeTensorMode
 
 __all__ = [
     "are_shared",
@@ -33,7 +34,9 @@ def know_shapes(graph_module: torch.fx.GraphModule, inputs: Sequence[Any]) -> No
     """
     if not any(value_of(node) is not None for node in graph_module.graph.nodes):
         shapes: Any = importlib.import_module("torch.fx.passes.fake_tensor_prop")
-        shapes.FakeTensorProp(graph_module).propagate(*inputs)
+        symbols: Any = importlib.import_module("torch.fx.experimental.symbolic_shapes")
+        mode = FakeTensorMode(shape_env=symbols.ShapeEnv(), allow_non_fake_inputs=True)
+        shapes.FakeTensorProp(graph_module, mode).propagate(*inputs)
 
 
 def partition_graph(graph_module: torch.fx.GraphModule, device_type: str) -> None:
@@ -125,14 +128,9 @@ def are_shared(graph: torch.fx.Graph, device_type: str) -> bool:
 
 
 def reads_whole_storage(graph: torch.fx.Graph) -> bool:
-    """Return whether an operator counts from the begin of memory in whose middle its input is."""
-    for node in graph.nodes:
-        packet = getattr(node.target, "overloadpacket", None)
-        if getattr(packet, "__name__", "").startswith("as_strided"):
-            value = value_of(node.args[0])
-            if isinstance(value, torch.Tensor) and value.storage_offset() != 0:
-                return True
-    return False
+    """Return whether an operator counts from the begin of memory, wherever its input is in that."""
+    packets = (getattr(node.target, "overloadpacket", None) for node in graph.nodes)
+    return any(getattr(one, "__name__", "").startswith("as_strided") for one in packets)
 
 
 def why_not_captured(graph: torch.fx.Graph, device_type: str) -> list[str]:
@@ -147,12 +145,17 @@ def written_inputs(graph: torch.fx.Graph) -> set[int]:
 
     An operator writes what its schema says, also in lists and through views.
     """
+    memories: dict[torch.fx.Node, Any] = {}
     places: dict[Any, set[int]] = {}
-    inputs = [node for node in graph.nodes if node.op == "placeholder"]
-    for place, node in enumerate(inputs):
-        places.setdefault(_memory(node), set()).add(place)
+    count = 0
+    for node in graph.nodes:
+        source = _viewed_by(node)
+        memories[node] = _memory(node) if source is None else memories[source]
+        if node.op == "placeholder":
+            places.setdefault(memories[node], set()).add(count)
+            count += 1
     written = (one for node in graph.nodes for one in _written_by(node))
-    return {place for one in written for place in places.get(_memory(one), ())}
+    return {place for one in written for place in places.get(memories[one], ())}
 
 
 _CALLS = ("call_function", "call_module", "call_method")
@@ -199,6 +202,23 @@ def _written_by(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
             for one in _pytree.tree_leaves(given):
                 if isinstance(one, torch.fx.Node):
                     yield one
+
+
+def _viewed_by(node: torch.fx.Node) -> torch.fx.Node | None:
+    """Return the node whose memory a node's result has, as far as its schema says so."""
+    if node.target is operator.getitem and isinstance(node.args[0], torch.fx.Node):
+        return node.args[0]
+    schema = getattr(node.target, "_schema", None)
+    if node.op != "call_function" or schema is None:
+        return None
+    kept = {name for one in schema.returns if one.alias_info for name in one.alias_info.before_set}
+    for argument, one in zip(schema.arguments, node.args, strict=False):
+        shared = argument.alias_info
+        # The second set says that a list of results has it.
+        shares = shared is not None and (shared.before_set & kept or "*" in shared.after_set)
+        if shares and isinstance(one, torch.fx.Node):
+            return one
+    return None
 
 
 def _memory(node: torch.fx.Node) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,7 +24,8 @@ def cloner(value: Any) -> Any:
 class CudaGraphModule(torch.nn.Module):
     """A module that runs once, is captured in the second call, and is replayed from then on.
 
-    Replays copy the arguments, and clone what they return: results stay right for good. What the
+    Replays copy the arguments, and clone what they return: results stay right for good, share
+    memory among each other, and are views of arguments where those of the module are. What the
     module writes to its arguments is written to those of each call. Where these share memory with
     others, it runs as it is. Tensors have the shapes of the first call, other arguments its types;
     each combination of numbers has a graph. It records no gradients, and hooks do not run.
@@ -72,10 +74,16 @@ class CudaGraphModule(torch.nn.Module):
         self._types: list[type] | None = None
         # Outside of captures, torch's attention returns its random state on the host.
         self._on_host: set[int] = set()
-        # By the arguments that are no tensors, and the sizes: the layouts of the tensors, and how
-        # results are put together.
+        # By the arguments that are no tensors, and the sizes: the layouts of the tensors, which
+        # results lie in arguments, and how results are put together.
         self._layouts: dict[tuple[Any, ...], list[_Layout | None]] = {}
+        self._aliases: dict[tuple[Any, ...], dict[int, _Alias]] = {}
         self._structures: dict[tuple[Any, ...], Any] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state of a copy, which has no graphs yet."""
+        new: dict[str, Any] = {"_layouts": {}, "_aliases": {}, "_structures": {}}
+        return {**vars(self), **new, "_graphs": None, "_types": None}
 
     @torch.no_grad()
     def __call__(self, *args: Any) -> Any:
@@ -91,7 +99,7 @@ class CudaGraphModule(torch.nn.Module):
         layouts = self._layouts.get(key)
         inputs = [*args] if layouts is None else self._laid_out(args, layouts)
         graphs = self._in_graphs(inputs) if self._graphs is None else self._graphs
-        if self._writes_shared(inputs):
+        if self._writes_shared(args):
             return self.gm(*args)
         results = graphs([*inputs, *sizes])
         for place in reversed(self._copied_back):
@@ -100,7 +108,10 @@ class CudaGraphModule(torch.nn.Module):
             self._graphs, self._types = graphs, types
             self._on_host.update(place for place, one in enumerate(args) if _is_on_host(one))
             self._layouts[key] = [self._layout(place, one) for place, one in enumerate(args)]
-        return _torch.tree_unflatten([cloner(one) for one in results], self._structures[key])
+        own = _torch.clone_together(results)
+        for place, (argument, layout) in self._aliases[key].items():
+            own[place] = _over(inputs[argument], layout)
+        return _torch.tree_unflatten(own, self._structures[key])
 
     def _run(self, inputs: list[Any]) -> list[Any]:
         """Run the module on copies of what it writes; return these behind its results."""
@@ -110,8 +121,13 @@ class CudaGraphModule(torch.nn.Module):
         for place in self._copied_back:
             taken[place] = _torch.clone_with_strides(taken[place])
         written = [taken[place] for place in self._copied_back]
+        given = [_Given.of(one) for one in taken]
         results = self.gm(*_popped(taken))
         leaves, self._structures[key] = _torch.tree_flatten(results)
+        self._aliases[key] = _aliases(leaves, given)
+        # What lies in an argument is made from that of each call.
+        for place in self._aliases[key]:
+            leaves[place] = None
         return [*leaves, *written]
 
     def _in_graphs(self, inputs: Sequence[Any]) -> Cudagraphified:
@@ -157,7 +173,8 @@ class CudaGraphModule(torch.nn.Module):
             found = self._layout(place, given)
             if expected is None or found == expected:
                 continue
-            if found is None or found[:-1] != expected[:-1] or place in self._in_place:
+            is_other = found is None or found[:-1] != expected[:-1]
+            if is_other or place in self._in_place or 0 in expected[-1]:
                 raise ArgumentError(
                     f"argument {place} of {self._name} is a tensor {_shown(found)}, expected one"
                     f" {_shown(expected)} as in the first call"
@@ -189,6 +206,47 @@ def _shown(layout: _Layout | None) -> str:
         return "without a layout"
     shape, dtype, device, strides = layout
     return f"of shape {tuple(shape)} and strides {strides}, {dtype}, on {device}"
+
+
+@dataclass
+class _Given:
+    """The place of an argument in memory."""
+
+    start: int
+    offset: int
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, value: Any) -> _Given | None:
+        if not isinstance(value, torch.Tensor) or not _torch.start_of(value):
+            return None
+        return cls(_torch.start_of(value), int(value.storage_offset()), value.dtype)
+
+
+_Alias = tuple[int, tuple[torch.Size, tuple[int, ...], int, bool, bool]]
+
+
+def _aliases(results: Sequence[Any], given: Sequence[_Given | None]) -> dict[int, _Alias]:
+    """Return which results lie in arguments, and how: from where the argument begins."""
+    found: dict[int, _Alias] = {}
+    for place, one in enumerate(results):
+        if not isinstance(one, torch.Tensor) or not _torch.start_of(one):
+            continue
+        for argument, memory in enumerate(given):
+            is_there = memory is not None and memory.start == _torch.start_of(one)
+            if memory is not None and is_there and memory.dtype == one.dtype:
+                offset = int(one.storage_offset()) - memory.offset
+                layout = one.shape, one.stride(), offset, one.is_conj(), one.is_neg()
+                found[place] = argument, layout
+                break
+    return found
+
+
+def _over(argument: torch.Tensor, layout: tuple[Any, ...]) -> torch.Tensor:
+    """Return a view of an argument, as a result is one."""
+    shape, strides, offset, is_conj, is_neg = layout
+    view = argument.as_strided(shape, strides, argument.storage_offset() + offset)
+    return _torch.lazy_view(view, is_conj, is_neg)
 
 
 def _is_on_host(value: Any) -> bool:

@@ -28,7 +28,7 @@ class Why(NamedTuple):
     remedy: str | None = None
 
 
-OTHERWISE = "keep it out of the compiled function, or leave the option strict out"
+OTHERWISE = "keep such operators out of the compiled function"
 """The remedy for operators that no capture can have."""
 EAGER = {
     "first run": Why("first run"),
