@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import cgraph
+from cgraph.aot import CudaGraphModule
 from cgraph.errors import CgraphError
 from lab import SimLab, fresh
 from tree_programs import in_tree, step
@@ -27,15 +29,40 @@ def run(lab: SimLab, functions: list[Any], steps: int) -> None:
         assert z.shape == (4, 4)
 
 
+def run_modules(lab: SimLab, modules: list[Any], steps: int) -> None:
+    first, second = modules
+    for _ in range(steps):
+        x = fresh(lab, 4)
+        before = x.clone()
+        y, view = first(x)
+        assert torch.allclose(x, before + 1)
+        assert torch.allclose(second(y), torch.sin(x) * 2)
+        assert torch.allclose(view, torch.sin(x)[1:])
+
+
+def compiled(lab: SimLab) -> list[Any]:
+    bodies = [torch.sin, lambda y: y * 2 + 1]
+    return [in_tree(lab, one, fresh(lab, 4, 4)) for one in bodies]
+
+
+def modules(lab: SimLab) -> list[Any]:
+    def write(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x.add_(1).sin()
+        return y, y[1:]
+
+    return [CudaGraphModule(write, {0}), CudaGraphModule(lambda y: y * 2, set())]
+
+
 @pytest.mark.parametrize("code", [2, 719])
+@pytest.mark.parametrize(("make", "run"), [(compiled, run), (modules, run_modules)])
 def test_after_each_driver_call_that_fails_once_calls_are_right_and_nothing_leaks(
-    sim: SimLab, code: int
+    sim: SimLab, code: int, make: Any, run: Any
 ) -> None:
     simulator = sim.simulator
 
     def functions() -> list[Any]:
-        bodies = [torch.sin, lambda y: y * 2 + 1]
-        return [in_tree(sim, one, fresh(sim, 4, 4)) for one in bodies]
+        made: list[Any] = make(sim)
+        return made
 
     start = len(simulator.calls())
     made = functions()
