@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cgraph._trees.cudagraphify import Cudagraphified, mode_name
+from cgraph._trees.function import Description
 from cgraph._trees.options import TreeOptions
 from cgraph._trees.report import TreeFunctionReport, TreeReport, TreesReport, report
 from cgraph._trees.steps import mark_step
@@ -87,16 +88,11 @@ def cudagraphify(
     """
     mode = mode_name(is_backward, is_inference)
     name = getattr(model, "__qualname__", type(model).__qualname__)
-    made = Cudagraphified(
-        model,
-        device_index,
-        TreeOptions.of(options),
-        name=name,
-        mode=mode,
-        statics=static_input_idxs,
-        mutated=mutated_input_idxs,
-        placeholders=placeholders,
+    settings = TreeOptions.of(options)
+    description = Description(
+        name, mode, static_input_idxs, mutated_input_idxs, settings, placeholders
     )
+    made = Cudagraphified(model, device_index, description)
     if any(isinstance(one, int) for one in inputs):
         return made
     return made.function_for(inputs)

@@ -22,9 +22,6 @@ It takes the tensors, address and bytes of the destination of each piece of memo
 tensors that own it; see ``_core.Fresh.make``.
 """
 
-# For results that share memory: no element of any dtype begins between two multiples of it.
-_LARGEST_ELEMENT = 16
-
 
 class Results:
     """The memory of results that replays copy: one piece for all that share a storage.
@@ -42,7 +39,7 @@ class Results:
         for tensor in tensors:
             number = _torch.storage_id(tensor.untyped_storage())
             groups.setdefault(number, []).append(tensor)
-        self.storages = [_piece(group) for group in groups.values()]
+        self.storages = [_torch.piece_of(group) for group in groups.values()]
         places = {number: place for place, number in enumerate(groups)}
         numbers = [_torch.storage_id(one.untyped_storage()) for one in tensors]
         pairs = zip(numbers, tensors, strict=True)
@@ -135,15 +132,3 @@ def can_be_fresh(tensor: torch.Tensor) -> bool:
     if tensor.is_conj() or tensor.is_neg() or tensor.is_quantized:
         return False
     return _torch.memory_of(tensor) is not None
-
-
-def _piece(group: Sequence[torch.Tensor]) -> tuple[int, int]:
-    """Return address and bytes of the memory that some results of one storage lie in."""
-    spans = [_torch.span_of(tensor) for tensor in group if tensor.numel()]
-    if not spans:
-        return 0, 0
-    begin, end = min(one[0] for one in spans), max(one[1] for one in spans)
-    if len(group) > 1:
-        storage = group[0].untyped_storage().data_ptr()
-        begin -= (begin - storage) % _LARGEST_ELEMENT
-    return begin, end - begin

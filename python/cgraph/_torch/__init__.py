@@ -13,7 +13,6 @@ import torch
 from cgraph._torch.allocator_history import *
 from cgraph._torch.allocator_use import *
 from cgraph._torch.block_owners import *
-from cgraph._torch.clones import *
 from cgraph._torch.collectives import *
 from cgraph._torch.compiled_graphs import *
 from cgraph._torch.compiler import *
@@ -24,6 +23,7 @@ from cgraph._torch.host import *
 from cgraph._torch.inductor import *
 from cgraph._torch.inductor_graphs import *
 from cgraph._torch.interception import *
+from cgraph._torch.memory_pieces import *
 from cgraph._torch.modes import *
 from cgraph._torch.modules import *
 from cgraph._torch.native import *

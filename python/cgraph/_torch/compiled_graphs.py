@@ -22,9 +22,7 @@ __all__ = [
     "first_line_of",
     "inputs_of",
     "line_of_first",
-    "mutated_inputs",
     "reason_without_trace",
-    "refused_by_captures",
     "work_between_parts",
 ]
 
@@ -92,17 +90,16 @@ def _line_of(trace: str | None) -> str | None:
     return f"{function} ({os.path.basename(file)}:{number})"
 
 
-def refused_by_captures(graph: torch.fx.Graph) -> str | None:
-    """Return why no capture can have the operators of a graph; None if it can."""
-    for node in graph.nodes:
-        if needs_values(node):
-            return f"{node.target}, which needs values of the device on the host"
-        if is_higher_order(node):
-            return f"{node.target}, which is a higher-order operator"
+def operator_refusal(node: torch.fx.Node) -> str | None:
+    """Return why no capture can have an operator, wherever its tensors are; None if it can."""
+    if isinstance(node.target, of_operators.HigherOrderOperator):
+        return f"{node.target}, which is a higher-order operator"
+    if _needs_values(node):
+        return f"{node.target}, which needs values of the device on the host"
     return None
 
 
-def needs_values(node: torch.fx.Node) -> bool:
+def _needs_values(node: torch.fx.Node) -> bool:
     """Return whether an operator needs values of the device on the host, which no capture has."""
     name = getattr(getattr(node.target, "overloadpacket", None), "__name__", "")
     if name.strip("_").removeprefix("unsafe_") in _BY_INDEX:
@@ -116,25 +113,9 @@ def needs_values(node: torch.fx.Node) -> bool:
 _BY_INDEX = ("index", "index_put", "index_put_impl")
 
 
-def is_higher_order(node: torch.fx.Node) -> bool:
-    """Return whether a node calls an operator on functions."""
-    return isinstance(node.target, of_operators.HigherOrderOperator)
-
-
 def value_of(node: Any) -> Any:
     """Return a node's tensor without contents, or a sequence of these; None if not known."""
     return node.meta.get("val", node.meta.get("fake_result"))
-
-
-def mutated_inputs(graph: torch.fx.Graph) -> tuple[int, ...]:
-    """Return the places of the inputs that a functional graph writes, at its end."""
-    places = [one for one in graph.nodes if one.op == "placeholder"]
-    written = {
-        one.args[0]
-        for one in graph.nodes
-        if one.target is torch.ops.aten.copy_.default and one.args[0] in places
-    }
-    return tuple(place for place, one in enumerate(places) if one in written)
 
 
 def reason_without_trace(reason: str) -> str:

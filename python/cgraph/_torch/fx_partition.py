@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree
 
-from cgraph._torch.compiled_graphs import is_higher_order, needs_values, value_of
+from cgraph._torch.compiled_graphs import operator_refusal, value_of
 from cgraph._torch.private_names import FakeTensorMode
 
 __all__ = [
@@ -168,10 +168,8 @@ def _refusal(node: torch.fx.Node, device_type: str) -> str | None:
         return _refusal(node.args[0], device_type)  # type: ignore[arg-type]
     if node.op != "call_function":
         return None
-    if is_higher_order(node):
-        return f"{node.target}, which is a higher-order operator"
-    if needs_values(node):
-        return f"{node.target}, which needs values of the device on the host"
+    if (reason := operator_refusal(node)) is not None:
+        return reason
     if torch.Tag.cudagraph_unsafe in getattr(node.target, "tags", ()) or _is_unsafe(node):
         return f"{node.target}, which is marked as unsafe in CUDA graphs"
     shapes: Any = importlib.import_module("torch.fx.experimental.symbolic_shapes")

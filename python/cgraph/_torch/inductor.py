@@ -10,11 +10,8 @@ from typing import Any
 
 import torch
 
-from cgraph._torch.compiled_graphs import (
-    inputs_of,
-    mutated_inputs,
-    refused_by_captures,
-)
+from cgraph._torch.compiled_graphs import inputs_of, operator_refusal
+from cgraph._torch.fx_partition import written_inputs
 from cgraph._torch.inductor_graphs import GraphManager, compiler_asks, managed_by
 from cgraph._torch.tensors import clone_with_strides
 from cgraph.errors import CaptureError
@@ -80,9 +77,9 @@ def compile_interpreted(
             # An interpreter keeps its last results.
             return torch.fx.Interpreter(graph).boxed_run(args)
 
-        refused = refused_by_captures(graph.graph)
-        if refused is not None:
-            manager.skip(refused)
+        refused = [reason for reason in map(operator_refusal, graph.graph.nodes) if reason]
+        if refused:
+            manager.skip(refused[0])
             return _uncaptured(run, manager, is_backward=bool(kwargs.get("is_backward")))
         return manager.cudagraphify(
             run,
@@ -90,7 +87,7 @@ def compile_interpreted(
             device_index=0,
             is_backward=bool(kwargs.get("is_backward")),
             is_inference=bool(kwargs.get("is_inference")),
-            mutated_input_idxs=mutated_inputs(graph.graph),
+            mutated_input_idxs=sorted(written_inputs(graph.graph)),
             placeholders=inputs_of(graph.graph),
         )
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from cgraph import _driver, _torch
-from cgraph._trees.graph_module import CudaGraphModule, cloner
+from cgraph._trees.graph_module import CudaGraphModule
 from cgraph._trees.options import TreeOptions
 from cgraph._trees.skips import OTHERWISE, Why, note_skip, skip
 from cgraph.errors import ArgumentError
@@ -20,6 +20,11 @@ __all__ = [
     "find_input_mutations",
     "partition_cudagraphs",
 ]
+
+
+def cloner(value: Any) -> Any:
+    """Return a clone of a tensor; anything else as it is."""
+    return value.clone() if isinstance(value, torch.Tensor) else value
 
 
 def find_input_mutations(g: torch.fx.Graph) -> set[int]:

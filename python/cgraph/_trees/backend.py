@@ -10,6 +10,7 @@ import torch
 
 from cgraph import _driver, _torch
 from cgraph._trees.cudagraphify import Cudagraphified, mode_name
+from cgraph._trees.function import Description
 from cgraph._trees.options import TreeOptions, unknown
 from cgraph._trees.skips import OTHERWISE, Why, note_skip, skip
 from cgraph._trees.trees import reset_all, tree_of
@@ -50,17 +51,10 @@ class Manager:
         name = f"{self._name}, {mode}" + (f", part {number}" if number else "")
         if self._realigns:
             model = _torch.realigned(model, mutated_input_idxs)
-        return Cudagraphified(
-            model,
-            device_index,
-            self._options,
-            name=name,
-            mode=mode,
-            statics=static_input_idxs,
-            mutated=mutated_input_idxs,
-            placeholders=placeholders,
-            may_be_on_host=True,
+        description = Description(
+            name, mode, static_input_idxs, mutated_input_idxs, self._options, placeholders
         )
+        return Cudagraphified(model, device_index, description, may_be_on_host=True)
 
     def skip(self, reason: str, *, is_counted: bool = False) -> None:
         """Tell that a graph is not captured.

@@ -13,8 +13,7 @@ import torch
 from cgraph import _driver, _torch
 from cgraph._source import levels_to_user
 from cgraph._text import plural
-from cgraph._trees.function import Function, Model
-from cgraph._trees.options import TreeOptions
+from cgraph._trees.function import Description, Function, Model
 from cgraph._trees.skips import Why, note_skip, skip
 from cgraph._trees.trees import Owner, owner, tree_of
 from cgraph.errors import ArgumentError, CgraphWarning
@@ -30,12 +29,7 @@ class Cudagraphified:
     Args:
         model: The function: it takes a list of inputs and empties it.
         device_index: The number of the device.
-        options: The options.
-        name: Its name, for people.
-        mode: ``"inference"``, ``"forward"`` or ``"backward"``.
-        statics: The places of inputs that stay where they are.
-        mutated: The places of inputs that it writes.
-        placeholders: What Inductor knows of its inputs.
+        description: What the compiler says of it.
         may_be_on_host: Calls may have inputs on the host, and are not captured then.
     """
 
@@ -43,24 +37,16 @@ class Cudagraphified:
         self,
         model: Model,
         device_index: int,
-        options: TreeOptions,
+        description: Description,
         *,
-        name: str,
-        mode: str,
-        statics: Sequence[int],
-        mutated: Sequence[int],
-        placeholders: Sequence[Any] = (),
         may_be_on_host: bool = False,
     ) -> None:
         # torch hands over the inputs as a list. It copies the attributes of the object only.
         self._boxed_call = True
         self._model = model
         self._device_index = device_index
-        self._options = options
+        self._description = description
         self._may_be_on_host = may_be_on_host
-        self._name, self._mode = name, mode
-        self._statics, self._mutated = statics, mutated
-        self._placeholders = placeholders
         # The places of integers, from the first call on.
         self._integers: list[int] | None = None
         self._count = 0
@@ -107,10 +93,10 @@ class Cudagraphified:
         """
         tree = tree_of(self._device_index)
         self._require_places(len(inputs))
-        written = sorted(set(self._mutated).difference(self._statics))
-        if written and not self._options.input_mutation:
-            first = _torch.described_input(self._placeholders, written[0])
-            reason = f"mutated inputs ({len(written)} instances): {first}"
+        said = self._description
+        written = sorted(set(said.mutated).difference(said.statics))
+        if written and not said.options.input_mutation:
+            reason = f"mutated inputs ({len(written)} instances): {said.input(written[0])}"
             return self._refused(Why(reason, "let the option input_mutation be True"))
         elsewhere = []
         for place, one in enumerate(inputs):
@@ -125,18 +111,7 @@ class Cudagraphified:
                 return self._refused(
                     Why(f"non-Tensor inputs: input {place} is a {kind}", "pass it as a tensor")
                 )
-        function = Function(
-            tree,
-            self._model,
-            len(inputs),
-            self._options,
-            name=self._name,
-            mode=self._mode,
-            statics=self._statics,
-            mutated=self._mutated,
-            placeholders=self._placeholders,
-            elsewhere=elsewhere,
-        )
+        function = Function(tree, self._model, len(inputs), said, elsewhere=elsewhere)
         tree.functions.add(function)
         return function
 
@@ -145,41 +120,42 @@ class Cudagraphified:
     ) -> _Called:
         """Return the function for inputs with sizes that are new."""
         count = sum(isinstance(one, Function) for one in known)
-        options, asked = self._options, None
+        said, asked = self._description, None
+        options = said.options
         if sizes and options.skip_dynamic_graphs:
             asked = "inputs that are sizes, as skip_dynamic_graphs says"
         elif sizes and options.capture_sizes is not None and sizes not in options.capture_sizes:
             asked = "sizes that are not among capture_sizes"
         if asked is not None:
-            note_skip(self._name, asked)
+            note_skip(said.name, asked)
             return self._uncaptured
         if sizes and options.max_sizes is not None and count >= options.max_sizes:
             reason = f"more than {plural(options.max_sizes, 'size')}, as max_sizes says"
             return self._refused(Why(reason, "pad inputs to fewer sizes"))
         most = _torch.configured_of_inductor("triton.cudagraph_dynamic_shape_warn_limit")
         if sizes and most and count == most:
-            warnings.warn(
-                _MANY.format(name=self._name, count=count + 1), CgraphWarning, levels_to_user()
-            )
+            text = _MANY.format(name=said.name, count=count + 1)
+            warnings.warn(text, CgraphWarning, levels_to_user())
         return self.function_for(inputs)
 
     def _refused(self, why: Why) -> _Called:
-        note_skip(self._name, why.reason)
-        skip(self._name, why, self._options)
+        note_skip(self._description.name, why.reason)
+        skip(self._description.name, why, self._description.options)
         return self._uncaptured
 
     def _uncaptured(self, inputs: list[Any]) -> Any:
         """Run the function as it was written."""
-        if self._mode == "backward":
+        if self._description.mode == "backward":
             tree_of(self._device_index).set_running_backward()
         return self._model(inputs)
 
     def _require_places(self, count: int) -> None:
-        for name, places in (("statics", self._statics), ("mutated", self._mutated)):
+        said = self._description
+        for name, places in (("statics", said.statics), ("mutated", said.mutated)):
             wrong = [one for one in places if not 0 <= one < count]
             if wrong:
                 raise ArgumentError(
-                    f"{name} of {self._name} are the places {wrong}, expected places of its"
+                    f"{name} of {said.name} are the places {wrong}, expected places of its"
                     f" {count} inputs"
                 )
 

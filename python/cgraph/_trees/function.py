@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from typing_extensions import Self
@@ -10,10 +11,40 @@ from typing_extensions import Self
 from cgraph import _core, _torch
 from cgraph._trees.options import TreeOptions
 
-__all__ = ["RESET", "Function", "Model"]
+__all__ = ["RESET", "Description", "Function", "Model"]
 
 Model = Callable[[list[Any]], Sequence[Any]]
 """A function that takes a list of inputs, empties it, and returns a sequence."""
+
+
+@dataclass(frozen=True)
+class Description:
+    """The description of a function by its compiler.
+
+    Attributes:
+        name: Its name, for people.
+        mode: ``"inference"``, ``"forward"`` or ``"backward"``.
+        statics: The places of inputs that stay where they are.
+        mutated: The places of inputs that it writes.
+        options: Its options.
+        placeholders: What Inductor knows of its inputs.
+    """
+
+    name: str
+    mode: str
+    statics: Collection[int]
+    mutated: Collection[int]
+    options: TreeOptions
+    placeholders: Sequence[Any] = ()
+
+    @property
+    def keeps_held(self) -> bool:
+        """True if outputs that are held when their step ends get memory of their own."""
+        return self.mode == "backward" or self.options.held_outputs == "keep"
+
+    def input(self, place: int) -> str:
+        """Return the number of an input, with its name and line if they are known."""
+        return _torch.described_input(self.placeholders, place)
 
 
 class Function(_core.TreeFunction):
@@ -21,62 +52,37 @@ class Function(_core.TreeFunction):
 
     Attributes:
         tree: The tree.
-        name: Its name, for people.
-        mode: ``"inference"``, ``"forward"`` or ``"backward"``.
-        statics: The places of inputs that stay where they are.
-        mutated: The places of inputs that it writes.
-        options: Its options.
+        description: What its compiler says of it.
         run: The function as it was written.
         message: The error of who accesses an output that a call of it has overwritten.
     """
 
     tree: _core.Tree
-    name: str
-    mode: str
-    statics: list[int]
-    mutated: list[int]
-    options: TreeOptions
+    description: Description
     run: Model
     message: str
-    _placeholders: Sequence[Any]
 
     def __new__(
         cls,
         tree: _core.Tree,
         model: Model,
         inputs: int,
-        options: TreeOptions,
+        description: Description,
         *,
-        name: str,
-        mode: str,
-        statics: Sequence[int],
-        mutated: Sequence[int],
-        placeholders: Sequence[Any] = (),
         elsewhere: Sequence[int] = (),
     ) -> Self:
         """Add a function to a tree.
 
         A call runs uncaptured while an input at one of the places ``elsewhere`` is on the host.
         """
-        statics, mutated = sorted(set(statics)), sorted(set(mutated))
-        number = tree.add(mode, statics, mutated, options.max_rerecords)
-        message = _OVERWRITTEN.format(name=name)
+        statics, mutated = sorted(set(description.statics)), sorted(set(description.mutated))
+        limit = description.options.max_rerecords
+        number = tree.add(description.mode, statics, mutated, limit)
+        message = _OVERWRITTEN.format(name=description.name)
         function = super().__new__(cls, tree, number, model, inputs, message, elsewhere)
-        function.message = message
-        function.tree, function.name, function.mode = tree, name, mode
-        function.statics, function.mutated = statics, mutated
-        function.options, function._placeholders = options, placeholders
-        function.run = model
+        function.tree, function.description = tree, description
+        function.message, function.run = message, model
         return function
-
-    @property
-    def keeps_held(self) -> bool:
-        """True if outputs that are held when their step ends get memory of their own."""
-        return self.mode == "backward" or self.options.held_outputs == "keep"
-
-    def described(self, place: int) -> str:
-        """Return the number of an input, with its name and line if they are known."""
-        return _torch.described_input(self._placeholders, place)
 
 
 _OVERWRITTEN = (

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from cgraph import _driver, _torch
 from cgraph._trees.cudagraphify import Cudagraphified
+from cgraph._trees.function import Description
 from cgraph._trees.options import TreeOptions
 from cgraph.errors import ArgumentError
 
-__all__ = ["CudaGraphModule", "cloner"]
-
-
-def cloner(value: Any) -> Any:
-    """Return a clone of a tensor; anything else as it is."""
-    return value.clone() if isinstance(value, torch.Tensor) else value
+__all__ = ["CudaGraphModule"]
 
 
 class CudaGraphModule(torch.nn.Module):
@@ -74,16 +70,12 @@ class CudaGraphModule(torch.nn.Module):
         self._types: list[type] | None = None
         # Outside of captures, torch's attention returns its random state on the host.
         self._on_host: set[int] = set()
-        # By the arguments that are no tensors, and the sizes: the layouts of the tensors, which
-        # results lie in arguments, and how results are put together.
-        self._layouts: dict[tuple[Any, ...], list[_Layout | None]] = {}
-        self._aliases: dict[tuple[Any, ...], dict[int, _Alias]] = {}
-        self._structures: dict[tuple[Any, ...], Any] = {}
+        # By the arguments that are no tensors, and the sizes.
+        self._forms: dict[tuple[Any, ...], _Form] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state of a copy, which has no graphs yet."""
-        new: dict[str, Any] = {"_layouts": {}, "_aliases": {}, "_structures": {}}
-        return {**vars(self), **new, "_graphs": None, "_types": None}
+        return {**vars(self), "_graphs": None, "_types": None, "_forms": {}}
 
     @torch.no_grad()
     def __call__(self, *args: Any) -> Any:
@@ -95,40 +87,43 @@ class CudaGraphModule(torch.nn.Module):
         types = [_type(one) for one in args]
         self._require_types(types)
         sizes = [args[place].shape[dimension] for place, dimension in self._sizes]
-        key = _key([*args, *sizes])
-        layouts = self._layouts.get(key)
-        inputs = [*args] if layouts is None else self._laid_out(args, layouts)
+        form = self._form([*args, *sizes])
+        inputs = [*args] if form.layouts is None else self._laid_out(args, form.layouts)
         graphs = self._in_graphs(inputs) if self._graphs is None else self._graphs
         if self._writes_shared(args):
             return self.gm(*args)
         results = graphs([*inputs, *sizes])
         for place in reversed(self._copied_back):
             args[place].copy_(results.pop())
-        if layouts is None:
+        if form.layouts is None:
             self._graphs, self._types = graphs, types
             self._on_host.update(place for place, one in enumerate(args) if _is_on_host(one))
-            self._layouts[key] = [self._layout(place, one) for place, one in enumerate(args)]
+            form.layouts = [self._layout(place, one) for place, one in enumerate(args)]
         own = _torch.clone_together(results)
-        for place, (argument, layout) in self._aliases[key].items():
-            own[place] = _over(inputs[argument], layout)
-        return _torch.tree_unflatten(own, self._structures[key])
+        for place, alias in form.aliases.items():
+            own[place] = alias.over(inputs)
+        return _torch.tree_unflatten(own, form.structure)
 
     def _run(self, inputs: list[Any]) -> list[Any]:
         """Run the module on copies of what it writes; return these behind its results."""
-        key = _key(inputs)
+        form = self._form(inputs)
         taken = inputs[: len(inputs) - len(self._sizes)]
         inputs.clear()
         for place in self._copied_back:
             taken[place] = _torch.clone_with_strides(taken[place])
         written = [taken[place] for place in self._copied_back]
-        given = [_Given.of(one) for one in taken]
-        results = self.gm(*_popped(taken))
-        leaves, self._structures[key] = _torch.tree_flatten(results)
-        self._aliases[key] = _aliases(leaves, given)
+        memories = [_memory(one) for one in taken]
+        leaves, form.structure = _torch.tree_flatten(self.gm(*_popped(taken)))
+        form.aliases = _aliases(leaves, memories)
         # What lies in an argument is made from that of each call.
-        for place in self._aliases[key]:
+        for place in form.aliases:
             leaves[place] = None
         return [*leaves, *written]
+
+    def _form(self, values: Sequence[Any]) -> _Form:
+        """Return the form of calls with these arguments and sizes."""
+        key = tuple(None if isinstance(one, torch.Tensor) else one for one in values)
+        return self._forms.setdefault(key, _Form())
 
     def _in_graphs(self, inputs: Sequence[Any]) -> Cudagraphified:
         devices = (one.device for one in inputs if isinstance(one, torch.Tensor))
@@ -137,16 +132,14 @@ class CudaGraphModule(torch.nn.Module):
         return Cudagraphified(
             self._run,
             index,
-            self._options,
-            name=self._name,
-            mode=self._mode,
-            statics=self._statics,
-            mutated=sorted(self._in_place),
+            Description(self._name, self._mode, self._statics, self._in_place, self._options),
             may_be_on_host=True,
         )
 
     def _require_types(self, types: Sequence[type]) -> None:
         """Raise unless there are as many arguments, and of the same types, as in the first call."""
+        if types == self._types:
+            return
         if self._types is None:
             wrong = [one for one in self.mutated_inputs if not 0 <= one < len(types)]
             if wrong:
@@ -209,44 +202,63 @@ def _shown(layout: _Layout | None) -> str:
 
 
 @dataclass
-class _Given:
-    """The place of an argument in memory."""
+class _Alias:
+    """A result that lies in an argument.
 
-    start: int
+    Attributes:
+        argument: The place of the argument.
+        offset: The number of elements between the begins of both.
+        like: The shape, the strides, and whether the result is conjugated or negative.
+    """
+
+    argument: int
     offset: int
-    dtype: torch.dtype
+    like: tuple[torch.Size, tuple[int, ...], bool, bool]
 
-    @classmethod
-    def of(cls, value: Any) -> _Given | None:
-        if not isinstance(value, torch.Tensor) or not _torch.start_of(value):
-            return None
-        return cls(_torch.start_of(value), int(value.storage_offset()), value.dtype)
-
-
-_Alias = tuple[int, tuple[torch.Size, tuple[int, ...], int, bool, bool]]
+    def over(self, arguments: Sequence[Any]) -> torch.Tensor:
+        """Return the result of a call with other arguments."""
+        given = arguments[self.argument]
+        shape, strides, is_conj, is_neg = self.like
+        view = given.as_strided(shape, strides, given.storage_offset() + self.offset)
+        return _torch.lazy_view(view, is_conj, is_neg)
 
 
-def _aliases(results: Sequence[Any], given: Sequence[_Given | None]) -> dict[int, _Alias]:
-    """Return which results lie in arguments, and how: from where the argument begins."""
-    found: dict[int, _Alias] = {}
+@dataclass
+class _Form:
+    """The form of calls with the same numbers.
+
+    Attributes:
+        layouts: The layouts of the arguments, once a call has returned.
+        aliases: The results that lie in arguments, by place.
+        structure: How results are put together.
+    """
+
+    layouts: list[_Layout | None] | None = None
+    aliases: dict[int, _Alias] = field(default_factory=dict)
+    structure: Any = None
+
+
+def _aliases(results: Sequence[Any], memories: Sequence[_Memory | None]) -> dict[int, _Alias]:
+    """Return which results lie in arguments, whose memories these are."""
+    begins = {memory[:2]: (place, memory[2]) for place, memory in enumerate(memories) if memory}
+    found = {}
     for place, one in enumerate(results):
-        if not isinstance(one, torch.Tensor) or not _torch.start_of(one):
-            continue
-        for argument, memory in enumerate(given):
-            is_there = memory is not None and memory.start == _torch.start_of(one)
-            if memory is not None and is_there and memory.dtype == one.dtype:
-                offset = int(one.storage_offset()) - memory.offset
-                layout = one.shape, one.stride(), offset, one.is_conj(), one.is_neg()
-                found[place] = argument, layout
-                break
+        memory = _memory(one)
+        if memory is not None and memory[:2] in begins:
+            argument, offset = begins[memory[:2]]
+            like = one.shape, one.stride(), one.is_conj(), one.is_neg()
+            found[place] = _Alias(argument, memory[2] - offset, like)
     return found
 
 
-def _over(argument: torch.Tensor, layout: tuple[Any, ...]) -> torch.Tensor:
-    """Return a view of an argument, as a result is one."""
-    shape, strides, offset, is_conj, is_neg = layout
-    view = argument.as_strided(shape, strides, argument.storage_offset() + offset)
-    return _torch.lazy_view(view, is_conj, is_neg)
+_Memory = tuple[int, torch.dtype, int]
+
+
+def _memory(value: Any) -> _Memory | None:
+    """Return where a tensor's memory begins, its dtype, and its offset; None without memory."""
+    if not isinstance(value, torch.Tensor) or not (start := _torch.start_of(value)):
+        return None
+    return start, value.dtype, int(value.storage_offset())
 
 
 def _is_on_host(value: Any) -> bool:
@@ -256,11 +268,6 @@ def _is_on_host(value: Any) -> bool:
 
 def _type(value: Any) -> type:
     return torch.Tensor if isinstance(value, torch.Tensor) else type(value)
-
-
-def _key(values: Sequence[Any]) -> tuple[Any, ...]:
-    """Return the values that are no tensors, in their places."""
-    return tuple(None if isinstance(one, torch.Tensor) else one for one in values)
 
 
 def _popped(taken: list[Any]) -> Iterator[Any]:

@@ -171,7 +171,7 @@ class GraphTree(_core.Tree):
             if new.ended is not None:
                 self._end_for(function, inputs, new.ended)
             moving = self._moving(function, inputs, new.statics)
-            if written := set(moving).intersection(function.mutated):
+            if written := set(moving).intersection(function.description.mutated):
                 return self._run(function, inputs, "mutation", min(written))
             new.copy(moving)
             self._note_moved(function, new.moved)
@@ -191,7 +191,7 @@ class GraphTree(_core.Tree):
         place = self._driver, blocks, self._stream
         try:
             node, results = record(
-                *place, function.run, inputs, new, keeps_held=function.keeps_held
+                *place, function.run, inputs, new, keeps_held=function.description.keeps_held
             )
         except BaseException as error:
             # The locals of the function hold tensors of the pool.
@@ -221,29 +221,30 @@ class GraphTree(_core.Tree):
     def _note_eager(self, function: Function, reason: str, detail: int) -> None:
         """Count a call that runs without the tree; tell of it where a graph was wanted."""
         self.eager[function.id, reason] += 1
-        why = EAGER[reason]
-        if why.remedy is None:
+        why, said = EAGER[reason], function.description
+        is_told = self.eager[function.id, reason] > 1 and not said.options.strict
+        if why.remedy is None or is_told:
             return
         more = ""
         if reason == "mutation":
-            more = f": {function.described(detail)}"
+            more = f": {said.input(detail)}"
         elif reason == "rerecords" and function.id in self.rerecords:
             more = f": {self.rerecords[function.id][1]}"
-        skip(function.name, Why(f"{why.reason}{more}", why.remedy), function.options)
+        skip(said.name, Why(f"{why.reason}{more}", why.remedy), said.options)
 
     def _note_moved(self, function: Function, moved: Sequence[tuple[int, int, int]]) -> None:
         """Note which static inputs were elsewhere when the function was captured before."""
         if not moved:
             return
         text = "; ".join(
-            f"{function.described(place)} moved from {before:#x} to {now:#x}"
+            f"{function.description.input(place)} moved from {before:#x} to {now:#x}"
             for place, before, now in moved[:_MOST_MOVED]
         )
         if len(moved) > _MOST_MOVED:
             text += f"; {len(moved) - _MOST_MOVED:,} more"
         count, _ = self.rerecords.get(function.id, (0, ""))
         self.rerecords[function.id] = count + 1, text
-        _log.info("%s is captured anew: %s", function.name, text)
+        _log.info("%s is captured anew: %s", function.description.name, text)
 
     @contextlib.contextmanager
     def _on_device(self) -> Iterator[None]:
@@ -267,7 +268,7 @@ class GraphTree(_core.Tree):
         those stay in place that were static in a forward pass.
         """
         storages = {place: _torch.WeakStorage(inputs[place]) for place in statics}
-        if function.mode != "backward":
+        if function.description.mode != "backward":
             self._statics.update({one.pointer: one for one in storages.values()})
             return []
         return [place for place, one in storages.items() if one.pointer not in self._statics]

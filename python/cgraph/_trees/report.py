@@ -121,7 +121,7 @@ def report() -> TreesReport:
             eager = {why: count for (of, why), count in tree.eager.items() if of == function.id}
             replays = sum(node.replays for node in own)
             moved = tree.rerecords.get(function.id, (0, None))
-            place = function.name, function.mode, device
+            place = function.description.name, function.description.mode, device
             found.append(TreeFunctionReport(*place, len(own), replays, eager, *moved))
         if nodes:
             described.append(_described(device, tree))

@@ -337,13 +337,13 @@ impl Tree {
             known.put_off += 1;
             return Answer::Eager(Reason::PutOff);
         }
-        let limit = known.function.limit;
         if let Some(place) = self.foreign_mutation(call, holders) {
             return Answer::Eager(Reason::Mutation(place));
         }
         let mut siblings = self.siblings(current, call.function).iter().peekable();
         let has_siblings = siblings.peek().is_some();
         if has_siblings && !siblings.any(|id| self.node(*id).is_at(call.inputs)) {
+            let limit = self.functions[call.function.0 as usize].function.limit;
             let count = self
                 .rerecords_mut(current)
                 .entry(call.function)
