@@ -87,13 +87,13 @@ def make_graphed_callables(
 
     Hooks of a module itself may be registered afterwards, and then run at each call. Hooks of its
     submodules are part of the capture: their work on the device is replayed, their Python runs only
-    now. A call whose tensors have other shapes, types or devices than the sample raises
-    ``ArgumentError``; other strides are copied correctly. Backward works once for each call, before
-    the next one; a second derivative is refused. Several callables of one pool are called in the
-    order of the tuple, and their backward passes run in reverse order; a backward pass whose saved
-    tensors another replay has overwritten is refused. Gradients accumulate as in eager, and are
-    computed without autocast, as torch requires. Writes of a callable to its arguments do not reach
-    the caller's. A deep copy of a graphed module is not graphed.
+    now. A call whose tensors have other shapes than the sample raises ``ArgumentError``; those of
+    other types, devices or strides are copied as by ``copy_``. Backward works once for each call,
+    before the next one; a second derivative is refused. Several callables of one pool are called in
+    the order of the tuple, and their backward passes run in reverse order; a backward pass whose
+    saved tensors another replay has overwritten is refused. Gradients accumulate as in eager, and
+    are computed without autocast, as torch requires. Writes of a callable to its arguments do not
+    reach the caller's. A deep copy of a graphed module is not graphed.
     """
     return callables_on(
         _driver.current().new_stream(),

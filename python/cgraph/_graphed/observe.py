@@ -16,7 +16,7 @@ from cgraph._graphed.call import Call
 from cgraph._graphed.leaf_gradients import detached
 from cgraph._graphed.observation import Observation
 from cgraph._graphed.options import Options
-from cgraph._graphed.reasons import Containers, reason_against_result
+from cgraph._graphed.reasons import Containers, reason_against_devices, reason_against_result
 from cgraph._graphed.record import observer_of
 from cgraph._operators.observer import ObservedBreaks
 from cgraph._torch import tree_iter
@@ -73,6 +73,8 @@ def observe(
     elif observer.draws and any(one.co_filename == checkpoint.__file__ for one in shown.codes):
         # Its recomputation sets the states of generators.
         shown.refused = "checkpoint recomputes random numbers, and replays would draw others"
+    elif (several := reason_against_devices(observer.devices, device_type)) is not None:
+        shown.refused = several
     elif shown.refused is None:
         named = shown.guards.name_beside
         is_new = functools.partial(observer.is_new, name_of_place=named)

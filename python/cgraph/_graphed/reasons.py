@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ __all__ = [
     "broken_by",
     "fix_for",
     "reason_against",
+    "reason_against_devices",
     "reason_against_result",
     "refused_in_words",
 ]
@@ -54,6 +55,7 @@ _FIXES = {
     "the result has": "return strided tensors, and tuples, lists or dictionaries of them",
     "is written while": "return the new value instead",
     "gradients are recorded": "return a clone of it, or leave it out",
+    "the function works on several devices": "graph what runs on each of them by itself",
     "the function changes": "make it a tensor that is written in place, change it outside of the"
     " call, or let replays skip the change: side_effects='ignore'",
     "the function leaves": "write to an existing tensor, with copy_(), or return the new one",
@@ -112,6 +114,12 @@ def reason_against(call: Call, device_type: str) -> str | None:
     if call.tensors and not any(one.numel() for one in call.tensors):
         return f"no elements: {', '.join(call.names)}"
     return None
+
+
+def reason_against_devices(devices: Iterable[torch.device], device_type: str) -> str | None:
+    """Return why calls cannot be captured that work on these devices; None if they can."""
+    names = sorted(str(one) for one in devices if one.type == device_type)
+    return f"the function works on several devices: {', '.join(names)}" if names[1:] else None
 
 
 def reason_against_result(

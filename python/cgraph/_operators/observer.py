@@ -107,6 +107,7 @@ class Observer(OperatorMode):
         trace: The operators.
         codes: The code that Python ran.
         refusals: The operators that a capture refuses.
+        devices: The devices that operators work on, also the host.
         generators: The generators that operators drew from, besides the default ones.
         draws: True if an operator draws random numbers.
         is_backward: True if an operator was part of a backward pass.
@@ -132,6 +133,7 @@ class Observer(OperatorMode):
         self.trace = Trace()
         self.codes = Codes()
         self.refusals: list[Refusal] = []
+        self.devices: set[torch.device] = set()
         self.generators: list[torch.Generator] = []
         self.draws = False
         self.is_backward = False
@@ -390,6 +392,7 @@ class Observer(OperatorMode):
         """Note an operator; return the numbers of the storages that it gets."""
         operators = self.trace.operators
         numbers, tensors = taken_apart(args, kwargs, self._device_type)
+        self.devices.update([one.device for one in tensors])
         given: set[int] = set()
         place = len(operators)
         origins = tuple([self._origin(one, place, given) for one in tensors])
@@ -442,6 +445,7 @@ class Observer(OperatorMode):
         """Note the storages that an operator made: its results' storages that it did not get."""
         place = len(self.trace.operators) - 1
         for order, tensor in enumerate(tensors_of((result,))):
+            self.devices.add(tensor.device)
             if (memory := _torch.memory_of(tensor)) is not None:
                 number = _torch.storage_id(memory)
                 if number not in given:

@@ -127,10 +127,21 @@ def are_shared(graph: torch.fx.Graph, device_type: str) -> bool:
     return sum(device.type == device_type for device in devices) > 1
 
 
-def reads_whole_storage(graph: torch.fx.Graph) -> bool:
-    """Return whether an operator counts from the begin of memory, wherever its input is in that."""
-    packets = (getattr(node.target, "overloadpacket", None) for node in graph.nodes)
-    return any(getattr(one, "__name__", "").startswith("as_strided") for one in packets)
+def reads_whole_storage(graph: torch.fx.Graph, *, is_split: bool) -> bool:
+    """Return whether an operator counts from the begin of memory that a part's inputs have.
+
+    Args:
+        graph: The graph.
+        is_split: It has several parts; the results of one are inputs of others.
+    """
+    memories = _memories(graph)
+    of_inputs = {memories[node] for node in graph.nodes if node.op == "placeholder"}
+    packets = ((getattr(node.target, "overloadpacket", None), node) for node in graph.nodes)
+    return any(
+        getattr(packet, "__name__", "").startswith("as_strided")
+        and (is_split or memories[node.args[0]] in of_inputs)
+        for packet, node in packets
+    )
 
 
 def why_not_captured(graph: torch.fx.Graph, device_type: str) -> list[str]:
@@ -145,15 +156,11 @@ def written_inputs(graph: torch.fx.Graph) -> set[int]:
 
     An operator writes what its schema says, also in lists and through views.
     """
-    memories: dict[torch.fx.Node, Any] = {}
+    memories = _memories(graph)
     places: dict[Any, set[int]] = {}
-    count = 0
-    for node in graph.nodes:
-        source = _viewed_by(node)
-        memories[node] = _memory(node) if source is None else memories[source]
-        if node.op == "placeholder":
-            places.setdefault(memories[node], set()).add(count)
-            count += 1
+    inputs = (node for node in graph.nodes if node.op == "placeholder")
+    for place, node in enumerate(inputs):
+        places.setdefault(memories[node], set()).add(place)
     written = (one for node in graph.nodes for one in _written_by(node))
     return {place for one in written for place in places.get(memories[one], ())}
 
@@ -217,6 +224,15 @@ def _viewed_by(node: torch.fx.Node) -> torch.fx.Node | None:
         if shares and isinstance(one, torch.fx.Node):
             return one
     return None
+
+
+def _memories(graph: torch.fx.Graph) -> dict[torch.fx.Node, Any]:
+    """Return what stands for the memory of each node's result: the same for views of it."""
+    found: dict[torch.fx.Node, Any] = {}
+    for node in graph.nodes:
+        source = _viewed_by(node)
+        found[node] = _memory(node) if source is None else found[source]
+    return found
 
 
 def _memory(node: torch.fx.Node) -> Any:

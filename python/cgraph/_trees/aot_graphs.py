@@ -126,8 +126,8 @@ def cudagraphs(
     """Let a graph run in captures as far as these can have its operators; change and return it.
 
     It stays as it is, with an ``EagerWarning``, where parts would not do the same: if it writes to
-    its inputs besides operators that no capture can have, calls ``as_strided``, or works on several
-    devices.
+    its inputs besides operators that no capture can have, calls ``as_strided`` of an input or
+    between such operators, or works on several devices.
 
     Args:
         model: The graph, of ATen's operators.
@@ -173,8 +173,8 @@ def _why_left(graph: torch.fx.Graph, refused: Sequence[str], device_type: str) -
     """Return why a graph stays as it is; None if it does not."""
     if refused and find_input_mutations(graph):
         return f"{refused[0]}, in a graph that writes to its inputs"
-    if _torch.reads_whole_storage(graph):
-        return "as_strided, which counts from the begin of memory: copies begin elsewhere"
+    if _torch.reads_whole_storage(graph, is_split=bool(refused)):
+        return "as_strided, which counts from the begin of memory: copies of inputs begin elsewhere"
     if _torch.are_shared(graph, device_type):
         return "operators on several devices"
     return None

@@ -112,12 +112,10 @@ class GraphTree(_core.Tree):
                 if (ended := self.end_path()) is not None:
                     self._end(None, *ended)
                 # Replays in flight would keep the pool.
-                has_waited = self._can_wait()
+                self._can_wait()
             finally:
                 self._start_over()
                 self._driver.settle()
-            if has_waited:
-                self._driver.empty_cache()
 
     def _start_over(self) -> None:
         """Drop all nodes, and begin with a new pool."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import threading
 import weakref
 
@@ -10,6 +11,7 @@ from cgraph import _driver, _torch
 from cgraph._trees.graph_tree import GraphTree
 from cgraph._trees.skips import forget_skips
 from cgraph._trees.steps import follow_torch, steps
+from cgraph.errors import CaptureError
 
 __all__ = [
     "Owner",
@@ -74,6 +76,7 @@ def tree_of(device_index: int) -> GraphTree:
     key = _driver.number(), device_index
     found = trees.get(key)
     if found is None:
+        _with_trees.add(key[0])
         found = trees[key] = GraphTree(driver, device_index, steps)
     return found
 
@@ -87,8 +90,22 @@ def all_trees() -> list[tuple[int, GraphTree]]:
 
 
 def reset_all() -> None:
-    """Drop all graphs of the trees of the driver in force, and forget marks of steps."""
+    """Drop all graphs of the trees of the driver in force, and forget marks of steps.
+
+    The memory of trees that are gone is given back, too.
+    """
     for _, tree in all_trees():
         tree.reset()
     forget_skips()
     steps.forget_marks()
+    if _driver.number() in _with_trees:
+        driver = _driver.current()
+        # A capture allows no wait, and replays in flight keep their memory.
+        with contextlib.suppress(CaptureError):
+            driver.synchronize()
+            driver.settle()
+            driver.empty_cache()
+
+
+# The numbers of the drivers that have had trees.
+_with_trees: set[int] = set()
