@@ -50,6 +50,7 @@ __all__ = [
     "CUDAGraph",
     "CgraphError",
     "CgraphWarning",
+    "GraphLadder",
     "MemPool",
     "SegmentedGraph",
     "annotate",
@@ -86,6 +87,7 @@ __all__ = [
 __version__ = _version()
 
 _ON_FIRST_USE = {
+    "GraphLadder": "cgraph.graph_ladder",
     "SegmentedGraph": "cgraph.segments",
     "dry_run": "cgraph.dryrun",
     "eager_break": "cgraph.breaks",
@@ -102,6 +104,7 @@ if _TYPE_CHECKING:
     from cgraph.dryrun import dry_run
     from cgraph.explanation import explain
     from cgraph.functions import graphed, report
+    from cgraph.graph_ladder import GraphLadder
     from cgraph.ledger import memory
     from cgraph.segments import SegmentedGraph
     from cgraph.weak_refs import weak_ref

@@ -46,19 +46,24 @@ class SegmentedGraph(_core.Segments):
     Attributes:
         segments: The graphs in order. Segments that a break left empty are missing.
         breaks: The breaks in order, each as its name and the line that called it.
+        bridge_bytes: Bytes of memory that results of breaks are copied into. A break that writes
+            into an argument and returns None needs none.
 
     Replays run in the order of the calls, and never two at the same time.
     """
 
     segments: tuple[CUDAGraph, ...]
     breaks: tuple[str, ...]
+    bridge_bytes: int
 
     def __new__(cls, steps: Sequence[Any]) -> Self:
         """Take graphs and breaks in order; :meth:`capture` makes them."""
         native = [step.native() if isinstance(step, Break) else step for step in steps]
         self = super().__new__(cls, native, _torch.mode_functions())
         self.segments = tuple(step for step in steps if isinstance(step, CUDAGraph))
-        self.breaks = tuple(step.title for step in steps if isinstance(step, Break))
+        breaks = [step for step in steps if isinstance(step, Break)]
+        self.breaks = tuple(step.title for step in breaks)
+        self.bridge_bytes = sum(step.bridge_bytes for step in breaks)
         return self
 
     @classmethod
@@ -97,6 +102,32 @@ class SegmentedGraph(_core.Segments):
         segment. If the function or a break raises, the exception comes out, and stream, allocator
         and random state are as before; earlier writes of the segments remain.
         """
+        session = cls._session(pool, stream, capture_error_mode, generators)
+        return cls._made(session, body, statics)
+
+    @classmethod
+    def _with_results(
+        cls,
+        body: Callable[[], R],
+        results: Callable[[R], Sequence[torch.Tensor]],
+        *,
+        pool: Pool,
+        stream: Any,
+        statics: Sequence[torch.Tensor],
+    ) -> tuple[SegmentedGraph, R]:
+        """Capture as :meth:`capture`, with results for :meth:`_fresh_feeder`."""
+        session = cls._session(pool, stream, "thread_local", ())
+        return cls._made(session, body, statics, results)
+
+    @classmethod
+    def _session(
+        cls,
+        pool: Pool | None,
+        stream: Any,
+        capture_error_mode: str,
+        generators: Sequence[torch.Generator],
+    ) -> Session:
+        """Return a capture that has not begun."""
         require_mode(capture_error_mode)
         if _driver.current().is_capturing():
             raise CaptureError(
@@ -105,8 +136,7 @@ class SegmentedGraph(_core.Segments):
             )
         stream = graph(CUDAGraph()).capture_stream if stream is None else stream
         pool = _driver.current().pool_handle() if pool is None else pool
-        session = Session(stream, pool, capture_error_mode, generators, gives_up=True)
-        return cls._made(session, body, statics)
+        return Session(stream, pool, capture_error_mode, generators, gives_up=True)
 
     @classmethod
     def _forward(
@@ -227,6 +257,7 @@ class SegmentedGraph(_core.Segments):
     def reset(self) -> None:
         """Drop all segments and breaks; a replay is refused from then on."""
         segments, self.segments, self.breaks = self.segments, (), ()
+        self.bridge_bytes = 0
         self._clear()
         with ExitStack() as resets:
             for one in segments:

@@ -76,6 +76,11 @@ class Bridge:
                 raise self._error(_brief(value), expected)
 
     @property
+    def bytes(self) -> int:
+        """Bytes of memory that results are copied into."""
+        return sum(leaf.tensor.nbytes for leaf in self._leaves if isinstance(leaf, _Kept))
+
+    @property
     def is_none(self) -> bool:
         """True if the first result was None."""
         single = self._leaves[0] if self._spec.is_leaf() else None

@@ -283,6 +283,11 @@ class Break:
         """The arguments of each replay."""
         return self._arguments
 
+    @property
+    def bridge_bytes(self) -> int:
+        """Bytes of memory that its results are copied into."""
+        return self._bridge.bytes
+
     def first(self) -> Any:
         """Run it in the capture; return the result for the code after it."""
         if self._work.is_pause:

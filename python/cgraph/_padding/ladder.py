@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
-from tqdm import tqdm  # type: ignore[import-untyped]
-
 from cgraph import _driver
+from cgraph._captures.capture_order import largest_first
 from cgraph._captures.collector import gc_frozen
 from cgraph._graphed.call import Call
 from cgraph._graphed.capture_ahead import capture_ahead, put_back
@@ -59,24 +57,15 @@ def capture_ladder(
         )
     # Padding rows are copies of real ones, so that indices stay in range.
     pad: Pad = "repeat" if not callable(options.pad) else options.pad
-    bar = tqdm(
-        desc=f"capture {answers.name}",
-        total=len(wanted),
-        unit="graph",
-        leave=False,
-        disable=not progress,
-        file=sys.stderr,
-    )
     like: Observation | None = None
-    with gc_frozen(), bar, ExitStack() as behind:
-        for size in sorted(wanted, reverse=True):
+    with gc_frozen(), ExitStack() as behind:
+        for size in largest_first(wanted, f"capture {answers.name}", shows=progress):
             sized = call.replaced(resized(call.tensors, found, size, pad))
             with _rows_named(call, found):
                 shown = _capture(answers, sized, like).shown
             if like is None and shown is not None and can_be_like(shown):
                 like = for_sizes(shown, answers.function, sized, options)
                 behind.enter_context(put_back(like))
-            bar.update()
     answers.sizes.rows.learn(call)
 
 

@@ -1,0 +1,346 @@
+"""``GraphLadder``: captured graphs of one pool by key, for those who write an engine.
+
+See :class:`GraphLadder` for an example.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, TypeVar
+
+import torch
+
+from cgraph import _driver, _torch
+from cgraph._callables.sample import Sample
+from cgraph._captures.fresh_results import can_be_fresh
+from cgraph._captures.pool_blocks import PoolBlocks, unowned_in
+from cgraph._driver import Handle, Pool
+from cgraph._torch import tree_flatten, tree_unflatten
+from cgraph.errors import ArgumentError, StateError
+from cgraph.ledger import GraphMemory
+from cgraph.segments import SegmentedGraph
+
+__all__ = ["GraphLadder"]
+
+R = TypeVar("R")
+
+
+class GraphLadder:
+    """Captured graphs by key, one for each size of a batch or whatever else distinguishes calls.
+
+    Their memory is that of the largest if the largest is captured first, as later captures take the
+    memory of earlier results. So a result is valid until the next call of the ladder.
+
+    Args:
+        pool: The pool of all captures, as for :class:`cgraph.graph`; by default a new one.
+        weak_outputs: Let captures to come have the memory of results. Without it each graph keeps
+            its own.
+        check_addresses: Refuse a call whose tensors do not lie where those of the capture lay,
+            instead of copying them there.
+        fresh_outputs: Copy the results of each call to new tensors, in the same replay.
+
+    A capture keeps its function, the arguments and ``keep``. The ladder keeps the pool.
+
+    >>> import torch, cgraph
+    >>> with cgraph.sim.use(), cgraph.capture_scope() as pool:
+    ...     weight, x = torch.eye(3), torch.ones(8, 3)
+    ...     ladder = cgraph.GraphLadder(pool)
+    ...     for rows in (8, 4, 2):
+    ...         _ = ladder.capture(rows, lambda x: x @ weight + 1, x[:rows])
+    ...     print(ladder.keys, ladder(2, torch.zeros(2, 3)).sum().item())
+    (8, 4, 2) 6.0
+    """
+
+    def __init__(
+        self,
+        pool: Pool | None = None,
+        weak_outputs: bool = True,
+        check_addresses: bool = False,
+        *,
+        fresh_outputs: bool = False,
+    ) -> None:
+        if pool is not None:
+            _driver.token(pool)
+        self._pool = pool
+        self._weak_outputs, self._fresh_outputs = weak_outputs, fresh_outputs
+        self._check_addresses = check_addresses
+        self._rungs: dict[Hashable, _Rung] = {}
+
+    def capture(
+        self,
+        key: Hashable,
+        fn: Callable[..., R],
+        *args: Any,
+        stream: Any = None,
+        pool: Pool | None = None,
+        before: Callable[[], object] | None = None,
+        after: Callable[[], object] | None = None,
+        keep: Sequence[object] = (),
+    ) -> R:
+        """Run a function once, and capture it for a key, in place of an earlier capture.
+
+        It is captured as by :meth:`cgraph.SegmentedGraph.capture`: its breaks stay eager, and its
+        writes happen once. Call it before, or let ``before`` do so, if its first call sets
+        something up. Many captures in a :func:`cgraph.capture_scope` take less time.
+
+        Args:
+            key: The key of calls.
+            fn: The function.
+            *args: Its arguments. The tensors among them, also in containers that pytree knows, are
+                those that calls are copied to; anything else is a constant.
+            stream: As for :class:`cgraph.graph`.
+            pool: A pool in place of the ladder's, as after a sleep that has discarded that.
+            before: Called before the capture begins: warm-ups, preparation of other state.
+            after: Called when the capture has ended.
+            keep: Objects that replays need and that neither the function nor its arguments keep.
+
+        Returns:
+            The result of the function, in the memory that replays write.
+
+        Raises:
+            ArgumentError: The key is not hashable.
+            CaptureError: A capture is open, or the function cannot be captured.
+
+        If anything raises, an earlier capture of the key stays.
+        """
+        try:
+            hash(key)
+        except TypeError as error:
+            raise ArgumentError(f"key is {key!r:.80}, expected a hashable value: {error}") from None
+        if pool is None:
+            if self._pool is None:
+                self._pool = _driver.current().pool_handle()
+            pool = self._pool
+        if before is not None:
+            before()
+        rung, result = _Rung.captured(
+            f"the graph of {key!r:.80}",
+            fn,
+            args,
+            stream=stream,
+            pool=pool,
+            is_weak=self._weak_outputs,
+            is_fresh=self._fresh_outputs,
+        )
+        rung.kept = fn, keep
+        if after is not None:
+            after()
+        before_it = self._rungs.pop(key, None)
+        self._rungs[key] = rung
+        if before_it is not None:
+            before_it.graph.reset()
+        return result  # type: ignore[no-any-return]
+
+    def __call__(self, key: Hashable, *args: Any) -> Any:
+        """Replay the graph of a key; return its result.
+
+        Args:
+            key: The key.
+            *args: Arguments like those of the capture, or none. A tensor that lies elsewhere is
+                copied to the one of the capture; what the function writes to that stays there.
+                Without arguments the replay reads what lies in the tensors of the capture.
+
+        Raises:
+            ArgumentError: There is no such key, an argument has another shape or structure, a
+                constant differs, or a tensor lies elsewhere and ``check_addresses`` is on.
+        """
+        rung = self._rungs.get(key)
+        if rung is None:
+            raise self._unknown(key)
+        return rung(args, checks=self._check_addresses)
+
+    @property
+    def keys(self) -> tuple[Hashable, ...]:
+        """The keys that have a graph, in the order of the captures."""
+        return tuple(self._rungs)
+
+    def memory(self, key: Hashable) -> GraphMemory:
+        """Return the memory and the seconds of the capture of a key."""
+        rung = self._rungs.get(key)
+        if rung is None:
+            raise self._unknown(key)
+        return rung.graph.memory()
+
+    def bytes(self, key: Hashable) -> int:
+        """Return the bytes of the device that the capture of a key took: of the pool, and execs."""
+        found = self.memory(key)
+        return found.reserved + found.exec
+
+    def clear(self) -> None:
+        """Drop all graphs, and the pool unless somebody else keeps it."""
+        rungs, self._rungs = self._rungs, {}
+        for rung in rungs.values():
+            rung.graph.reset()
+
+    def _unknown(self, key: Hashable) -> ArgumentError | StateError:
+        if not self._rungs:
+            return StateError(
+                f"a call of key {key!r:.80} of a ladder that has no graph: nothing was captured, or"
+                " clear() has dropped it"
+            )
+        known = ", ".join(f"{one!r:.80}" for one in self._rungs)
+        return ArgumentError(f"key is {key!r:.80}, expected one that was captured: {known}")
+
+
+class _Rung:
+    """The graph of one key.
+
+    Args:
+        name: Its name in errors.
+        graph: The graph.
+        sample: The arguments of the capture.
+        leaves: The leaves of the result.
+        spec: Their structure.
+        kept: Objects that replays need.
+    """
+
+    def __init__(
+        self, name: str, graph: SegmentedGraph, sample: Sample, leaves: list[Any], spec: Any
+    ) -> None:
+        self.graph, self.kept = graph, ()
+        self._name, self._sample = name, sample
+        self._leaves, self._spec = leaves, spec
+        self._result = tree_unflatten(leaves, spec)
+        self._feed = graph._feeder()
+        self._addresses = tuple(one.data_ptr() for one in sample.tensors)
+        self._fresh: _FreshResults | None = None
+
+    @classmethod
+    def captured(
+        cls,
+        name: str,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        *,
+        stream: Any,
+        pool: Pool,
+        is_weak: bool,
+        is_fresh: bool,
+    ) -> tuple[_Rung, Any]:
+        """Capture a function; return the rung and the result."""
+        sample = Sample(args, {})
+        own: list[int] = []
+
+        def results(result: Any) -> list[torch.Tensor]:
+            """Return the tensors that replays copy to new memory, and note their places."""
+            leaves, _ = tree_flatten(result)
+            own.extend(
+                place for place in _places_in(driver, token, leaves) if can_be_fresh(leaves[place])
+            )
+            return [leaves[place] for place in own]
+
+        driver, token = _driver.current(), _driver.token(pool)
+        blocks = PoolBlocks(driver, pool) if is_weak else None
+        graph, result = SegmentedGraph._with_results(
+            lambda: fn(*args),
+            results if is_fresh else lambda _: (),
+            pool=pool,
+            stream=stream,
+            statics=sample.tensors,
+        )
+        leaves, spec = tree_flatten(result)
+        if blocks is not None:
+            leaves = _without_blocks(driver, token, leaves)
+            # Garbage may hold the results, as the first capture of a process makes some.
+            del result
+            blocks.are_left()
+        rung = cls(name, graph, sample, leaves, spec)
+        if is_fresh:
+            rung._fresh = _FreshResults(graph, own, sample.tensors, leaves)
+        return rung, rung._result
+
+    def __call__(self, args: tuple[Any, ...], *, checks: bool) -> Any:
+        """Replay with arguments, or without."""
+        if not args:
+            tensors = self._sample.tensors
+        else:
+            tensors = self._sample.matched(self._name, args, {})
+            if checks:
+                self._require_addresses(tensors)
+        if self._fresh is not None:
+            return self._fresh(tensors, self._leaves, self._spec)
+        if args:
+            self._feed(tensors)
+        else:
+            self.graph.replay()
+        return self._result
+
+    def _require_addresses(self, tensors: Sequence[torch.Tensor]) -> None:
+        now = tuple(one.data_ptr() for one in tensors)
+        if now == self._addresses:
+            return
+        names = [name for name, _ in self._sample.named_tensors()]
+        moved = [
+            f"{name}: expected {before:#x}, got {here:#x}"
+            for name, before, here in zip(names, self._addresses, now, strict=True)
+            if before != here
+        ]
+        raise ArgumentError(
+            f"Input addresses for cudagraphs are different during replay of {self._name}:"
+            f" {'; '.join(moved)}. Write new values into the tensors of the capture, or leave"
+            " check_addresses off, so that they are copied"
+        )
+
+
+class _FreshResults:
+    """The results of a graph's replays in new tensors.
+
+    Args:
+        graph: The graph.
+        places: The places of the results that it was captured with among the leaves of the
+            function's result.
+        statics: The tensors that calls are copied to.
+        leaves: The leaves.
+    """
+
+    def __init__(
+        self,
+        graph: SegmentedGraph,
+        places: Sequence[int],
+        statics: Sequence[torch.Tensor],
+        leaves: Sequence[Any],
+    ) -> None:
+        last = graph.segments[-1]._captured
+        assert last is not None
+        self._make = None if last.results is None else last.results.fresh.make
+        self._feed = graph._fresh_feeder()
+        self._places = places
+        memories = {_torch.storage_id(one) for one in _torch.memories_of(statics)}
+        # Views of arguments lie in the copies, which the next call writes.
+        self._views = [
+            place
+            for place, leaf in enumerate(leaves)
+            if isinstance(leaf, torch.Tensor)
+            and any(_torch.storage_id(one) in memories for one in _torch.memories_of([leaf]))
+        ]
+
+    def __call__(self, tensors: tuple[torch.Tensor, ...], leaves: Sequence[Any], spec: Any) -> Any:
+        """Replay, and return the result of the function with new tensors."""
+        made, to = ([], []) if self._make is None else self._make()
+        self._feed(tensors, to, made)
+        leaves = list(leaves)
+        for place, one in zip(self._places, made, strict=True):
+            leaves[place] = one
+        for place in self._views:
+            leaves[place] = leaves[place].clone()
+        return tree_unflatten(leaves, spec)
+
+
+def _places_in(driver: _driver.Driver, pool: Handle, leaves: Sequence[Any]) -> list[int]:
+    """Return the places of tensors that lie in a pool, in memory that others may have instead."""
+    return [
+        place
+        for place, leaf in enumerate(leaves)
+        if isinstance(leaf, torch.Tensor)
+        and _torch.can_be_unowned(leaf)
+        and driver.is_in_pool(leaf, pool)
+    ]
+
+
+def _without_blocks(driver: _driver.Driver, pool: Handle, leaves: Sequence[Any]) -> list[Any]:
+    """Replace tensors in a pool by such that do not own their blocks, and keep the pool instead."""
+    found, places = list(leaves), _places_in(driver, pool, leaves)
+    made = unowned_in(driver, pool, [leaves[place] for place in places])
+    for place, one in zip(places, made, strict=True):
+        found[place] = one
+    return found

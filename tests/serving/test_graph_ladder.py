@@ -1,0 +1,231 @@
+"""`GraphLadder`: graphs of one pool by key; rows 2-45 … 2-50, traps T149, T150, T152, T153."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import cgraph
+from cgraph import GraphLadder, capture_scope
+from cgraph.errors import ArgumentError, CaptureError, CgraphError, StateError
+from lab import Lab, SimLab, fresh
+
+SIZES = (8, 4, 2, 1)
+
+
+class Layer:
+    """A function of rows with weights and a break."""
+
+    def __init__(self, lab: Lab, width: int = 16) -> None:
+        self.weight = torch.randn(width, width, device=lab.device)
+        self.out = torch.zeros(8, width, device=lab.device)
+        self.x = torch.randn(8, width, device=lab.device)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        y = torch.tanh(x @ self.weight)
+        self.mixed(y, self.out[: len(x)])
+        return self.out[: len(x)] @ self.weight + 1
+
+    @cgraph.eager_break
+    def mixed(self, y: Tensor, out: Tensor) -> None:
+        torch.mul(y, float(y.abs().max()), out=out)
+
+
+def ladder_of(layer: Layer, **options: Any) -> GraphLadder:
+    with torch.no_grad(), capture_scope() as pool:
+        ladder = GraphLadder(pool, **options)
+        for rows in SIZES:
+            ladder.capture(rows, layer, layer.x[:rows], before=lambda n=rows: layer(layer.x[:n]))
+    return ladder
+
+
+def test_each_key_replays_as_in_eager_and_breaks_stay_eager(lab: Lab) -> None:
+    layer = Layer(lab)
+    ladder = ladder_of(layer)
+    assert ladder.keys == SIZES
+    for _ in range(3):
+        for rows in SIZES:
+            x = fresh(lab, rows, 16)
+            right = layer(x)
+            layer.out.fill_(float("nan"))
+            assert torch.allclose(ladder(rows, x), right, atol=1e-5)
+            layer.x[:rows].normal_()
+            layer.out.fill_(float("nan"))
+            y = ladder(rows)
+            assert torch.allclose(y, layer(layer.x[:rows]), atol=1e-5)
+
+
+def test_row_2_50_results_of_a_key_lie_in_the_same_memory(lab: Lab) -> None:
+    layer = Layer(lab)
+    ladder = ladder_of(layer)
+    addresses = {ladder(4, fresh(lab, 4, 16)).data_ptr() for _ in range(3)}
+    assert len(addresses) == 1
+
+
+def test_row_2_47_smaller_keys_take_no_more_memory_than_the_largest(lab: Lab) -> None:
+    """Traps T149, T152."""
+    x = torch.ones(8, 200_000, device=lab.device)
+    pool = cgraph.MemPool()
+    with capture_scope(pool):
+        ladder = GraphLadder(pool)
+        ladder.capture(8, lambda x: x * 2 + 1, x)
+        reserved = pool.stats()["reserved"]
+        for rows in (7, 5, 3):
+            ladder.capture(rows, lambda x: x * 2 + 1, x[:rows])
+    assert pool.stats()["reserved"] == reserved
+    strong = GraphLadder(weak_outputs=False)
+    for rows in (8, 7, 5, 3):
+        strong.capture(rows, lambda x: x * 2 + 1, x[:rows])
+    results = [strong(rows) for rows in (8, 7)]
+    assert results[0].data_ptr() != results[1].data_ptr()
+    assert torch.equal(results[0][:7], results[1])
+
+
+def test_fresh_results_are_the_callers_own(lab: Lab) -> None:
+    weight = torch.randn(16, 16, device=lab.device)
+    x = fresh(lab, 4, 16)
+    ladder = GraphLadder(fresh_outputs=True)
+    ladder.capture("k", lambda x: (x @ weight, x[:2], weight, 5), x)
+    held = []
+    for _ in range(4):
+        given = fresh(lab, 4, 16)
+        held.append((ladder("k", given), given.clone()))
+    for (y, view, same, five), given in held:
+        assert torch.allclose(y, given @ weight, atol=1e-5)
+        assert torch.equal(view, given[:2])
+        assert same is weight
+        assert five == 5
+
+
+def test_a_capture_runs_the_function_once_between_before_and_after(lab: Lab) -> None:
+    """Trap T153."""
+    said: list[str] = []
+    count = torch.zeros(1, device=lab.device)
+    ladder = GraphLadder()
+    y = ladder.capture(
+        "k",
+        lambda x: x.add_(1),
+        count,
+        before=lambda: said.append(f"before {count.item():.0f}"),
+        after=lambda: said.append(f"after {count.item():.0f}"),
+    )
+    assert said == ["before 0", "after 1"]
+    assert y.item() == 1
+
+
+def test_row_2_49_addresses_are_compared_where_that_is_asked_for(lab: Lab) -> None:
+    layer = Layer(lab)
+    ladder = ladder_of(layer, check_addresses=True)
+    ladder(4, layer.x[:4])
+    moved = fresh(lab, 4, 16)
+    said = rf"(?s)Input addresses .*args\[0\]: expected {layer.x.data_ptr():#x}, got"
+    with pytest.raises(ArgumentError, match=said):
+        ladder(4, moved)
+
+
+def test_wrong_calls_name_what_was_expected(lab: Lab) -> None:
+    layer = Layer(lab)
+    ladder = ladder_of(layer)
+    with pytest.raises(ArgumentError, match="key is 3, expected one that was captured: 8, 4, 2, 1"):
+        ladder(3, layer.x[:3])
+    with pytest.raises(ArgumentError, match=r"shape \[3, 16\].*expected.*\[4, 16\]"):
+        ladder(4, layer.x[:3])
+    with pytest.raises(ArgumentError, match=r"args\[0\] of the graph of 4 is 'x', expected a tens"):
+        ladder(4, "x")
+    with pytest.raises(ArgumentError, match="expected a hashable value"):
+        ladder.capture([4], layer, layer.x)
+    with pytest.raises(ArgumentError, match="pool"):
+        GraphLadder("pool")  # type: ignore[arg-type]
+    ladder.clear()
+    assert ladder.keys == ()
+    with pytest.raises(StateError, match=r"clear\(\) has dropped it"):
+        ladder(4)
+
+
+def test_a_capture_that_fails_leaves_the_one_before(lab: Lab) -> None:
+    layer = Layer(lab)
+    ladder = ladder_of(layer)
+
+    def wrong(x: Tensor) -> Tensor:
+        raise KeyError("mine")
+
+    def late() -> None:
+        raise KeyError("mine")
+
+    for fn, options in ((wrong, {}), (layer, {"after": late}), (layer, {"before": late})):
+        with pytest.raises(KeyError, match="mine"):
+            ladder.capture(4, fn, layer.x[:4], **options)
+        x = fresh(lab, 4, 16)
+        assert torch.allclose(ladder(4, x), layer(x), atol=1e-5)
+
+
+def test_a_key_is_captured_anew_into_another_pool(lab: Lab) -> None:
+    layer = Layer(lab)
+    ladder = ladder_of(layer)
+    first = ladder.memory(4).pools
+    with torch.no_grad():
+        ladder.capture(4, layer, layer.x[:4], pool=cgraph.MemPool())
+    assert ladder.memory(4).pools != first
+    assert ladder.bytes(4) >= 0
+    x = fresh(lab, 4, 16)
+    assert torch.allclose(ladder(4, x), layer(x), atol=1e-5)
+
+
+def test_a_ladder_keeps_what_its_graphs_read(lab: Lab) -> None:
+    ladder = GraphLadder()
+
+    def capture() -> weakref.ref[Tensor]:
+        kept = torch.full((3,), 2.0, device=lab.device)
+        ladder.capture("k", lambda x: x * kept, torch.ones(3, device=lab.device))
+        return weakref.ref(kept)
+
+    kept = capture()
+    gc.collect()
+    assert kept() is not None
+    assert ladder("k").tolist() == [2.0, 2.0, 2.0]
+    ladder.clear()
+    gc.collect()
+    assert kept() is None
+
+
+def test_a_capture_inside_a_capture_is_refused(lab: Lab) -> None:
+    x, graph, ladder = fresh(lab, 4), cgraph.CUDAGraph(), GraphLadder()
+    with cgraph.graph(graph):
+        with pytest.raises(CaptureError, match="inside a capture"):
+            ladder.capture("k", torch.sin, x)
+        x * 2
+
+
+@pytest.mark.parametrize("code", [2, 719])
+def test_after_each_driver_call_that_fails_once_a_ladder_is_right_and_nothing_leaks(
+    sim: SimLab, code: int
+) -> None:
+    simulator, layer = sim.simulator, Layer(sim)
+
+    def run() -> None:
+        ladder = ladder_of(layer)
+        for rows in SIZES:
+            x = fresh(sim, rows, 16)
+            assert torch.allclose(ladder(rows, x), layer(x), atol=1e-5)
+
+    start = len(simulator.calls())
+    run()
+    calls = len(simulator.calls()) - start
+    baseline, failures = sim.settled(), 0
+    for number in range(calls):
+        simulator.fail_call(number, code)
+        try:
+            run()
+        except (CgraphError, RuntimeError) as error:
+            assert any(part in str(error) for part in ("cu", f"({code})", "out of memory")), error
+            failures += 1
+            error.__traceback__ = None
+        simulator.clear_faults()
+        run()
+        assert sim.settled() == baseline
+    assert failures >= 20
