@@ -72,6 +72,7 @@ __all__ = [
     "make_graphed_callables",
     "memory",
     "patch_torch",
+    "piecewise",
     "record_memory",
     "register_graph_capture_end_hook",
     "register_graph_capture_start_hook",
@@ -99,7 +100,7 @@ _ON_FIRST_USE = {
 }
 
 if _TYPE_CHECKING:
-    from cgraph import aot, trees
+    from cgraph import aot, piecewise, trees
     from cgraph.breaks import eager_break
     from cgraph.dryrun import dry_run
     from cgraph.explanation import explain
@@ -112,7 +113,7 @@ else:
 
     def __getattr__(name: str) -> object:
         """Import a name on first use, as many programs never need it."""
-        if name in ("aot", "trees"):
+        if name in ("aot", "piecewise", "trees"):
             return _import_module(f"cgraph.{name}")
         if name not in _ON_FIRST_USE:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

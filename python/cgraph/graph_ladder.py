@@ -5,6 +5,7 @@ See :class:`GraphLadder` for an example.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeVar
 
@@ -17,7 +18,6 @@ from cgraph._captures.pool_blocks import PoolBlocks, unowned_in
 from cgraph._driver import Handle, Pool
 from cgraph._torch import tree_flatten, tree_unflatten
 from cgraph.errors import ArgumentError, StateError
-from cgraph.ledger import GraphMemory
 from cgraph.segments import SegmentedGraph
 
 __all__ = ["GraphLadder"]
@@ -95,7 +95,7 @@ class GraphLadder:
             keep: Objects that replays need and that neither the function nor its arguments keep.
 
         Returns:
-            The result of the function, in the memory that replays write.
+            The result of the function, as calls return it.
 
         Raises:
             ArgumentError: The key is not hashable.
@@ -154,23 +154,23 @@ class GraphLadder:
         """The keys that have a graph, in the order of the captures."""
         return tuple(self._rungs)
 
-    def memory(self, key: Hashable) -> GraphMemory:
-        """Return the memory and the seconds of the capture of a key."""
+    def graph(self, key: Hashable) -> SegmentedGraph:
+        """Return the graphs of a key, and with them their memory, seconds and breaks."""
         rung = self._rungs.get(key)
         if rung is None:
             raise self._unknown(key)
-        return rung.graph.memory()
+        return rung.graph
 
     def bytes(self, key: Hashable) -> int:
         """Return the bytes of the device that the capture of a key took: of the pool, and execs."""
-        found = self.memory(key)
+        found = self.graph(key).memory()
         return found.reserved + found.exec
 
-    def clear(self) -> None:
-        """Drop all graphs, and the pool unless somebody else keeps it."""
-        rungs, self._rungs = self._rungs, {}
-        for rung in rungs.values():
-            rung.graph.reset()
+    def clear(self, *keys: Hashable) -> None:
+        """Drop the graphs of some keys, or all."""
+        for key in keys or self.keys:
+            if (rung := self._rungs.pop(key, None)) is not None:
+                rung.graph.reset()
 
     def _unknown(self, key: Hashable) -> ArgumentError | StateError:
         if not self._rungs:
@@ -197,10 +197,12 @@ class _Rung:
     def __init__(
         self, name: str, graph: SegmentedGraph, sample: Sample, leaves: list[Any], spec: Any
     ) -> None:
-        self.graph, self.kept = graph, ()
+        self.graph = graph
+        self.kept: Any = ()
         self._name, self._sample = name, sample
-        self._leaves, self._spec = leaves, spec
+        self._leaves = leaves
         self._result = tree_unflatten(leaves, spec)
+        self._built = _builder(self._result, leaves, spec)
         self._feed = graph._feeder()
         self._addresses = tuple(one.data_ptr() for one in sample.tensors)
         self._fresh: _FreshResults | None = None
@@ -247,6 +249,7 @@ class _Rung:
         rung = cls(name, graph, sample, leaves, spec)
         if is_fresh:
             rung._fresh = _FreshResults(graph, own, sample.tensors, leaves)
+            return rung, rung._built(rung._fresh.first(leaves))
         return rung, rung._result
 
     def __call__(self, args: tuple[Any, ...], *, checks: bool) -> Any:
@@ -258,7 +261,7 @@ class _Rung:
             if checks:
                 self._require_addresses(tensors)
         if self._fresh is not None:
-            return self._fresh(tensors, self._leaves, self._spec)
+            return self._built(self._fresh(tensors, self._leaves))
         if args:
             self._feed(tensors)
         else:
@@ -314,16 +317,32 @@ class _FreshResults:
             and any(_torch.storage_id(one) in memories for one in _torch.memories_of([leaf]))
         ]
 
-    def __call__(self, tensors: tuple[torch.Tensor, ...], leaves: Sequence[Any], spec: Any) -> Any:
-        """Replay, and return the result of the function with new tensors."""
+    def first(self, leaves: Sequence[Any]) -> list[Any]:
+        """Return the leaves as they are now, with new tensors."""
+        places, found = [*self._places, *self._views], list(leaves)
+        made = _torch.clone_together([leaves[place] for place in places])
+        for place, one in zip(places, made, strict=True):
+            found[place] = one
+        return found
+
+    def __call__(self, tensors: tuple[torch.Tensor, ...], leaves: Sequence[Any]) -> list[Any]:
+        """Replay, and return the leaves of the function's result with new tensors."""
         made, to = ([], []) if self._make is None else self._make()
         self._feed(tensors, to, made)
-        leaves = list(leaves)
+        found = list(leaves)
         for place, one in zip(self._places, made, strict=True):
-            leaves[place] = one
+            found[place] = one
         for place in self._views:
-            leaves[place] = leaves[place].clone()
-        return tree_unflatten(leaves, spec)
+            found[place] = found[place].clone()
+        return found
+
+
+def _builder(result: Any, leaves: Sequence[Any], spec: Any) -> Callable[[list[Any]], Any]:
+    """Return a function that makes a result like this one of other leaves."""
+    if type(result) in (tuple, list) and len(result) == len(leaves):
+        if all(map(operator.is_, result, leaves)):
+            return type(result)
+    return lambda found: tree_unflatten(found, spec)
 
 
 def _places_in(driver: _driver.Driver, pool: Handle, leaves: Sequence[Any]) -> list[int]:

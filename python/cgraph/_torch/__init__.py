@@ -31,6 +31,7 @@ from cgraph._torch.pools import *
 from cgraph._torch.private_names import TensorWeakRef as TensorWeakRef
 from cgraph._torch.private_names import TorchDispatchMode as TorchDispatchMode
 from cgraph._torch.private_names import lacks
+from cgraph._torch.standalone import *
 from cgraph._torch.tensors import *
 from cgraph._torch.unowned import *
 from cgraph.errors import NoDriverError, TorchError

@@ -1,0 +1,1 @@
+"""Models in pieces: their split, compilation, captures by size, and dispatch."""

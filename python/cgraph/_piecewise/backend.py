@@ -1,0 +1,184 @@
+"""``PiecewiseBackend``: a backend of ``torch.compile`` that captures a model in pieces."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from cgraph import _driver, _torch
+from cgraph._captures.capture_order import largest_first
+from cgraph._driver import Pool
+from cgraph._piecewise.config import PiecewiseConfig
+from cgraph._piecewise.counters import Counters
+from cgraph._piecewise.open_size import OpenSize
+from cgraph._piecewise.pieces import Compiler, Part, program_of
+from cgraph._piecewise.report import PiecewiseReport, report_of
+from cgraph._piecewise.sized_calls import SizedCalls
+from cgraph._piecewise.split import split_graph
+from cgraph.errors import ArgumentError, CaptureError, StateError
+from cgraph.graph_ladder import GraphLadder
+from cgraph.graphs import capture_scope
+
+__all__ = ["PiecewiseBackend"]
+
+
+class PiecewiseBackend:
+    """A backend of ``torch.compile`` for a server's model, split at operators that stay eager.
+
+    The pieces between these operators are compiled once for any size, and for some sizes by
+    themselves. Calls of the sizes to capture are replayed, all pieces by one native call, with the
+    operators between them; the graphs of all sizes share the memory of the largest.
+
+    Args:
+        config: The configuration.
+        pool: The pool of the captures, as for :class:`cgraph.graph`; by default a new one. Backends
+            may share a pool if their calls never run at the same time.
+        **fields: Fields of a configuration, if none is given.
+
+    One backend serves one model: Dynamo must not compile it again. So exactly one size of its
+    inputs is open, which :func:`cgraph.piecewise.mark_size` says, and calls run without gradients.
+    Inputs with the open size are copied to memory that stays; other tensors, such as weights and
+    caches, must be the same objects in each call, at the same place. A call with another one runs
+    without a graph.
+
+    >>> import torch, cgraph
+    >>> from cgraph.piecewise import PiecewiseBackend, mark_size
+    >>> backend = PiecewiseBackend(splitting_ops=["torch.cumsum"], capture_sizes=[1, 2, 4])
+    >>> model = torch.compile(lambda x: (x * 2).cumsum(0).cos(), backend=backend)
+    """
+
+    def __init__(
+        self, config: PiecewiseConfig | None = None, *, pool: Pool | None = None, **fields: Any
+    ) -> None:
+        if config is None:
+            config = PiecewiseConfig.of(fields)
+        elif fields or not isinstance(config, PiecewiseConfig):
+            given = f"{config!r:.80} and {fields!r:.80}" if fields else f"{config!r:.80}"
+            raise ArgumentError(f"config is {given}, expected a PiecewiseConfig, or its fields")
+        if pool is not None:
+            _driver.token(pool)
+        self.config = config
+        self.counters = Counters()
+        self._pool = pool
+        self._ladder: GraphLadder | None = None
+        self._parts: list[Part] = []
+        self._calls: SizedCalls | None = None
+        self._lock = threading.RLock()
+
+    def __call__(
+        self, graph: torch.fx.GraphModule, inputs: Sequence[Any], **options: Any
+    ) -> Callable[..., Any]:
+        """Compile a graph of Dynamo's; return what runs it.
+
+        Raises:
+            StateError: It was called before.
+            ArgumentError: Not exactly one size is open, or options are given.
+            CaptureError: Gradients are recorded.
+        """
+        if options:
+            raise ArgumentError(
+                f"options of torch.compile are {options!r:.80}, expected none: give them to"
+                " PiecewiseBackend"
+            )
+        if self._calls is not None:
+            raise StateError(_once(_torch.recompile_reason()))
+        values = [_torch.example_of(one) for one in graph.graph.find_nodes(op="placeholder")]
+        if torch.is_grad_enabled() and any(
+            isinstance(one, torch.Tensor) and one.requires_grad for one in values
+        ):
+            raise CaptureError(
+                "a model in pieces whose gradients are recorded: call it under torch.no_grad() or"
+                " torch.inference_mode(); cgraph.graphed and backend='cgraph' have gradients"
+            )
+        open_size = OpenSize.of(graph.graph)
+        driver = _driver.current()
+        compiles = self.config.compiler == "inductor" and driver.captures_compiled
+        compiler = Compiler(self.config, self.counters, compiles=compiles)
+        config = self.config
+        whole, items = split_graph(graph, config.splitting_ops, merge=config.merge_splits)
+        self._dump(whole)
+        self._parts = [compiler.part(item) for item in items]
+        self.counters.graphs += 1
+        self.counters.parts += len(items)
+        self.counters.pieces += sum(not item.is_splitting_graph for item in items)
+        self._ladder = GraphLadder(
+            self._pool,
+            check_addresses=not config.copy_inputs,
+            fresh_outputs=config.outputs == "fresh",
+        )
+
+        def program(size: int | None) -> Callable[..., Any]:
+            """Return what runs all parts: for any size, or compiled for one."""
+            found = {}
+            for one in self._parts:
+                if size is None or one.item.is_splitting_graph:
+                    found[one.item.submod_name] = one.run
+                else:
+                    found[one.item.submod_name] = compiler.sized(one, size)
+            return program_of(whole, found)
+
+        self._calls = SizedCalls(
+            config, open_size, program, self._ladder, self.counters, lock=self._lock
+        )
+        return self._calls.run
+
+    def warm_up(
+        self, call: Callable[[int], object], *, progress: bool = True, freeze: bool = False
+    ) -> None:
+        """Compile and capture all sizes, the largest first.
+
+        Args:
+            call: Calls the model with a batch of a size.
+            progress: Show a progress bar.
+            freeze: Refuse captures from then on: a size that was not captured here raises.
+        """
+        sizes = sorted({*self.config.capture_sizes, *self.config.compile_sizes})
+        if not sizes:
+            return
+        if self._calls is None:
+            call(sizes[-1])
+        assert self._ladder is not None
+        with capture_scope(self._pool, freeze=freeze) as pool:
+            self._ladder._pool = pool
+            for size in largest_first(sizes, "capture pieces", shows=progress):
+                for _ in range(self.config.warmups + 1):
+                    call(size)
+
+    def report(self) -> PiecewiseReport:
+        """Return the parts, the sizes with their bytes and seconds, and the counts."""
+        sizes = () if self._calls is None else self._calls.sizes
+        return report_of(self._parts, sizes, self.counters)
+
+    def clear(self) -> None:
+        """Drop all graphs: sizes are captured anew, as after weights have moved."""
+        with self._lock:
+            if self._calls is not None:
+                self._calls.clear()
+
+    def _dump(self, whole: torch.fx.GraphModule) -> None:
+        """Write the code of the split graph, unless it is there."""
+        if self.config.dump is None:
+            return
+        os.makedirs(self.config.dump, exist_ok=True)
+        path = os.path.join(self.config.dump, "computation_graph.py")
+        if not os.path.exists(path):
+            source = whole.print_readable(print_output=False).replace("<lambda>", "GraphModule")
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(f"from __future__ import annotations\nimport torch\n\n{source}\n")
+
+
+def _once(reason: str | None) -> str:
+    why = (
+        f"Dynamo compiles the code again, as {reason}"
+        if reason
+        else "the model has a graph break, or the backend has another model already"
+    )
+    return (
+        f"PiecewiseBackend can only be called once, and {why}. Mark the size of a batch with"
+        " cgraph.piecewise.mark_size(x, 0) before the first call, keep everything else equal"
+        " between calls, and make one backend for each model"
+    )

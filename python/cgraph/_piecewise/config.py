@@ -1,0 +1,120 @@
+"""The configuration of models in pieces."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from typing_extensions import Self
+
+from cgraph._piecewise.split import operator_name
+from cgraph.errors import ArgumentError
+
+__all__ = ["PiecewiseConfig"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PiecewiseConfig:
+    """The configuration of a :class:`PiecewiseBackend`; it can be hashed and compared.
+
+    Attributes:
+        splitting_ops: The operators that run eagerly between pieces, as
+            :func:`cgraph.piecewise.split_graph` takes them; kept as names.
+        merge_splits: Let splitting operators that follow each other be one part.
+        capture_sizes: The sizes whose calls are captured. Others run the code for any size.
+        compile_sizes: The sizes that pieces are compiled for once more, each by itself.
+        warmups: The number of calls of a size that run uncaptured before its capture.
+        compiler: ``"inductor"``, or ``"eager"`` for operators as they are. The simulator, which
+            sees operators only, takes ``"inductor"`` for ``"eager"``.
+        inductor_options: Options of Inductor, as pairs or as a mapping.
+        copy_inputs: Copy inputs that have the open size to memory that stays. Without, a call is
+            refused whose inputs have moved since the capture.
+        outputs: ``"fresh"`` results are the caller's own, ``"static"`` ones are overwritten by the
+            next call.
+        dump: A folder for ``computation_graph.py``, the code of the split graph.
+
+    Raises:
+        ArgumentError: A value is not what was expected, or contradicts another one.
+    """
+
+    splitting_ops: tuple[str, ...] = ()
+    merge_splits: bool = False
+    capture_sizes: tuple[int, ...] = ()
+    compile_sizes: tuple[int, ...] = ()
+    warmups: int = 1
+    compiler: Literal["inductor", "eager"] = "inductor"
+    inductor_options: tuple[tuple[str, Any], ...] = ()
+    copy_inputs: bool = True
+    outputs: Literal["fresh", "static"] = "fresh"
+    dump: str | None = None
+
+    def __post_init__(self) -> None:
+        ops = self.splitting_ops
+        if isinstance(ops, str) or not isinstance(ops, Iterable):
+            raise ArgumentError(f"splitting_ops is {ops!r:.80}, expected several operators")
+        set_ = object.__setattr__
+        set_(self, "splitting_ops", tuple(dict.fromkeys(operator_name(one) for one in ops)))
+        for name in ("capture_sizes", "compile_sizes"):
+            set_(self, name, _sizes(name, getattr(self, name)))
+        for name in ("merge_splits", "copy_inputs"):
+            if not isinstance(given := getattr(self, name), bool):
+                raise ArgumentError(f"{name} is {given!r:.80}, expected True or False")
+        if type(self.warmups) is not int or self.warmups < 0:
+            raise ArgumentError(f"warmups is {self.warmups!r:.80}, expected a number, at least 0")
+        _choose("compiler", self.compiler, "inductor", "eager")
+        _choose("outputs", self.outputs, "fresh", "static")
+        set_(self, "inductor_options", _options(self.inductor_options))
+        for name in ("compile_sizes", "inductor_options"):
+            if self.compiler == "eager" and getattr(self, name):
+                raise ArgumentError(
+                    f"{name} is {getattr(self, name)!r:.80}, and compiler is 'eager', which"
+                    " compiles nothing: leave one of them out"
+                )
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Self:
+        """Make a configuration of a mapping, as of a file.
+
+        Raises:
+            ArgumentError: A name is unknown; the text has the nearest one.
+        """
+        names = [one.name for one in fields(cls)]
+        for name in given:
+            if name not in names:
+                near = difflib.get_close_matches(str(name), names, n=1)
+                hint = f": {near[0]} is the nearest" if near else f": {', '.join(names)}"
+                raise ArgumentError(f"no field of PiecewiseConfig is called {name!r:.80}{hint}")
+        return cls(**given)
+
+
+def _sizes(name: str, given: Any) -> tuple[int, ...]:
+    if isinstance(given, (str, int)) or not isinstance(given, Iterable):
+        raise ArgumentError(f"{name} is {given!r:.80}, expected sizes, each at least 1")
+    sizes = list(given)
+    for one in sizes:
+        if type(one) is not int or one < 1:
+            raise ArgumentError(f"{name} has {one!r:.80}, expected sizes, each at least 1")
+    return tuple(sorted(set(sizes)))
+
+
+def _choose(name: str, given: Any, *choices: str) -> None:
+    if given not in choices:
+        near = difflib.get_close_matches(str(given), choices, n=1)
+        hint = f": {near[0]!r} is the nearest" if near else ""
+        expected = " or ".join(map(repr, choices))
+        raise ArgumentError(f"{name} is {given!r:.80}, expected {expected}{hint}")
+
+
+def _options(given: Any) -> tuple[tuple[str, Any], ...]:
+    pairs = given.items() if isinstance(given, Mapping) else given
+    try:
+        found = tuple(sorted((str(name), value) for name, value in pairs))
+        hash(found)
+    except (TypeError, ValueError) as error:
+        raise ArgumentError(
+            f"inductor_options is {given!r:.80}, expected names with values that can be hashed:"
+            f" {error}"
+        ) from None
+    return found

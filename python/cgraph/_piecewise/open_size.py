@@ -1,0 +1,84 @@
+"""The size that a graph leaves open, and the inputs that have it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from cgraph import _torch
+from cgraph.errors import ArgumentError
+
+__all__ = ["OpenSize"]
+
+
+@dataclass(frozen=True)
+class OpenSize:
+    """The size that a graph of Dynamo's leaves open.
+
+    Attributes:
+        place: The place of the input that is the size.
+        sized: The places of tensors whose shape has it.
+        others: The places of all other tensors.
+        names: The names of all inputs.
+    """
+
+    place: int
+    sized: tuple[int, ...]
+    others: tuple[int, ...]
+    names: tuple[str, ...]
+
+    @classmethod
+    def of(cls, graph: torch.fx.Graph) -> OpenSize:
+        """Find the size.
+
+        Raises:
+            ArgumentError: There is none, or there are several.
+        """
+        nodes = [one for one in graph.nodes if one.op == "placeholder"]
+        values = [_torch.example_of(one) for one in nodes]
+        names = tuple(str(one.target) for one in nodes)
+        tensors = [place for place, one in enumerate(values) if isinstance(one, torch.Tensor)]
+        sized = [place for place in tensors if _symbols(*values[place].shape)]
+        # A copy has the strides and the offset of its source.
+        layouts = [(*values[place].stride(), values[place].storage_offset()) for place in sized]
+        of_layouts = {one for layout in layouts for one in _symbols(*layout)}
+        of_layouts -= {one for place in sized for one in _symbols(*values[place].shape)}
+        symbols = {
+            str(one): place
+            for place, one in enumerate(values)
+            if isinstance(one, torch.SymInt) and str(one) not in of_layouts
+        }
+        if len(symbols) != 1:
+            raise ArgumentError(_several(symbols, values, names) if symbols else _NONE)
+        others = tuple(place for place in tensors if place not in sized)
+        return cls(next(iter(symbols.values())), tuple(sized), others, names)
+
+
+_NONE = (
+    "a model in pieces without a symbolic size: all sizes of its inputs are constants of its graph,"
+    " so that each size would be compiled by itself. Call cgraph.piecewise.mark_size(x, 0) for its"
+    " input of a batch before the first call of the model"
+)
+
+
+def _several(symbols: dict[str, int], values: list[Any], names: tuple[str, ...]) -> str:
+    having = []
+    for symbol in symbols:
+        inputs = [
+            name
+            for name, one in zip(names, values, strict=True)
+            if isinstance(one, torch.Tensor) and symbol in _symbols(*one.shape)
+        ]
+        having.append(f"{symbol} of {', '.join(inputs) or 'no tensor'}")
+    return (
+        f"a model in pieces with {len(symbols)} symbolic sizes ({'; '.join(having)}), expected one:"
+        " graphs are found by that of the batch, and the others would be constants of them. Give"
+        " the other inputs a fixed size, or mark them with torch._dynamo.mark_static"
+    )
+
+
+def _symbols(*sizes: Any) -> set[str]:
+    """Return the names of the sizes that are open."""
+    return {str(one) for size in sizes for one in _torch.open_sizes(size)}

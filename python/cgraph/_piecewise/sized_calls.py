@@ -1,0 +1,237 @@
+"""Calls of a split model: uncaptured, warm-ups, captures and replays of sizes."""
+
+from __future__ import annotations
+
+import operator
+import threading
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from cgraph import _torch
+from cgraph._piecewise.config import PiecewiseConfig
+from cgraph._piecewise.counters import Counters
+from cgraph._piecewise.open_size import OpenSize
+from cgraph._source import levels_to_user
+from cgraph.errors import EagerWarning
+from cgraph.graph_ladder import GraphLadder
+from cgraph.ledger import GraphMemory
+
+__all__ = ["Size", "SizedCalls"]
+
+Program = Callable[..., Any]
+
+
+@dataclass
+class Size:
+    """A size whose calls are captured, or compiled for.
+
+    Attributes:
+        size: The size.
+        program: The function that runs all parts.
+        is_captured: True if its calls are to be captured.
+        warmups: The calls that have run before the capture.
+        replays: The calls that were replayed.
+        refused: The reason why it is not captured; None if there is none.
+        memory: The memory of its graphs, once it is captured.
+        bridge_bytes: The bytes that results of splitting operators are copied into.
+        others: The tensors without the open size that the capture has read.
+    """
+
+    size: int
+    program: Program
+    is_captured: bool
+    warmups: int = 0
+    replays: int = 0
+    refused: str | None = None
+    memory: GraphMemory | None = None
+    bridge_bytes: int = 0
+    others: tuple[torch.Tensor, ...] = field(default=(), repr=False)
+
+
+class SizedCalls:
+    """The calls of one split model.
+
+    Args:
+        config: The configuration.
+        open_size: The size that the graph leaves open.
+        program: Returns the function that runs all parts, for a size or, for None, for any.
+        ladder: The graphs.
+        counters: Counts calls.
+        lock: Held while a size is captured.
+    """
+
+    def __init__(
+        self,
+        config: PiecewiseConfig,
+        open_size: OpenSize,
+        program: Callable[[int | None], Program],
+        ladder: GraphLadder,
+        counters: Counters,
+        *,
+        lock: threading.RLock,
+    ) -> None:
+        self._config, self._open, self._counters = config, open_size, counters
+        self._ladder, self._lock = ladder, lock
+        self._general = program(None)
+        self._has_run = False
+        self._sizes = {
+            one: Size(
+                one,
+                program(one) if one in config.compile_sizes else self._general,
+                one in config.capture_sizes,
+            )
+            for one in (*config.capture_sizes, *config.compile_sizes)
+        }
+        self._captured: dict[int, Size] = {}
+        self._buffers: dict[int, torch.Tensor] = {}
+        self._sized = _getter(open_size.sized)
+        self._others = _getter(open_size.others)
+
+    @property
+    def sizes(self) -> tuple[Size, ...]:
+        """The sizes that are captured or compiled for, ascending."""
+        return tuple(self._sizes[one] for one in sorted(self._sizes))
+
+    def run(self, *args: Any) -> Any:
+        """Run a call."""
+        size = args[self._open.place]
+        found = self._captured.get(size)
+        if found is not None:
+            if all(map(operator.is_, self._others(args), found.others)):
+                result = self._ladder(size, *self._sized(args))
+                found.replays += 1
+                self._counters.replays += 1
+                return result
+            self._note_moved(found, args)
+        return self._uncaptured(size, args)
+
+    def clear(self) -> None:
+        """Drop all graphs."""
+        self._captured.clear()
+        self._buffers.clear()
+        self._ladder.clear()
+        for one in self._sizes.values():
+            one.warmups, one.memory, one.refused, one.others = 0, None, None, ()
+
+    def _uncaptured(self, size: int, args: tuple[Any, ...]) -> Any:
+        with self._lock:
+            found = self._sizes.get(size)
+            if not self._has_run or found is None:
+                self._has_run = True
+                self._counters.uncaptured += 1
+                return self._general(*args)
+            wants = found.is_captured and found.refused is None and size not in self._captured
+            if wants and found.warmups >= self._config.warmups:
+                return self._capture(found, args)
+            self._counters.uncaptured += 1
+            if not wants:
+                return found.program(*args)
+            found.warmups += 1
+            return found.program(*args)
+
+    def _capture(self, found: Size, args: tuple[Any, ...]) -> Any:
+        """Capture a size; return the result of the call, which has run."""
+        places, given = self._open.sized, list(args)
+        inputs = [args[place] for place in places]
+        if self._config.copy_inputs:
+            inputs = [self._buffer(place, args[place]) for place in places]
+
+        def run(*sized: torch.Tensor) -> Any:
+            for place, one in zip(places, sized, strict=True):
+                given[place] = one
+            return found.program(*given)
+
+        copied = [(one, args[place]) for one, place in zip(inputs, places, strict=True)]
+        copied = [(one, given) for one, given in copied if one is not given]
+        with torch.no_grad():
+            for one, source in copied:
+                one.copy_(source)
+        before = [one._version for one, _ in copied]
+        result = self._ladder.capture(found.size, run, *inputs)
+        written = next(
+            (
+                number
+                for number, (one, source) in enumerate(copied)
+                if one._version != before[number] or not _equal(one, source)
+            ),
+            None,
+        )
+        if written is not None:
+            return self._refused(found, places[written], copied, result)
+        self._counters.captures += 1
+        graph = self._ladder.graph(found.size)
+        found.memory, found.bridge_bytes = graph.memory(), graph.bridge_bytes
+        found.others = self._others(args)
+        self._captured[found.size] = found
+        return result
+
+    def _refused(
+        self,
+        found: Size,
+        place: int,
+        copied: list[tuple[torch.Tensor, torch.Tensor]],
+        result: Any,
+    ) -> Any:
+        """Refuse the capture of a model that writes its copied inputs; the call has run."""
+        with torch.no_grad():
+            for one, source in copied:
+                source.copy_(one)
+        reason = (
+            f"the model writes its input {self._open.names[place]}, which is copied: return the new"
+            " value, or set copy_inputs=False and keep the input where it is"
+        )
+        for size in self._sizes.values():
+            size.refused = reason
+        _warn(f"calls run without a graph: {reason}")
+        self._counters.uncaptured += 1
+        if self._config.outputs == "static":
+            # The graph goes, and its memory with it.
+            result = type(result)(_torch.clone_together(result))
+        self._ladder.clear(found.size)
+        return result
+
+    def _buffer(self, place: int, tensor: torch.Tensor) -> torch.Tensor:
+        """Return memory that stays, like an input; sizes share that of the largest so far."""
+        steps = zip(tensor.shape, tensor.stride(), strict=True)
+        length = tensor.storage_offset()
+        if tensor.numel():
+            length += 1 + sum((size - 1) * step for size, step in steps)
+        # Writes to it are to count.
+        with torch.inference_mode(False), torch.no_grad():
+            known = self._buffers.get(place)
+            if known is None or known.numel() < length:
+                known = torch.empty(length, dtype=tensor.dtype, device=tensor.device)
+                self._buffers[place] = known
+            return known.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+    def _note_moved(self, found: Size, args: tuple[Any, ...]) -> None:
+        """Tell once which tensor is another one than at the capture."""
+        if found.refused is not None:
+            return
+        pairs = zip(self._open.others, self._others(args), found.others, strict=True)
+        place = next(place for place, one, other in pairs if one is not other)
+        found.refused = (
+            f"{self._open.names[place]} is another tensor than at the capture: write into that one,"
+            " or call clear() to capture anew"
+        )
+        _warn(f"a call of size {found.size} runs without a graph: {found.refused}")
+
+
+def _getter(places: tuple[int, ...]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
+    """Return a function that takes the items at some places of a tuple."""
+    if len(places) > 1:
+        return operator.itemgetter(*places)
+    return lambda args: tuple(args[place] for place in places)
+
+
+def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether two tensors have the same values, NaN among them."""
+    return bool(((one == other) | ((one != one) & (other != other))).all())
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, EagerWarning, levels_to_user())

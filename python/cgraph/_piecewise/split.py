@@ -1,0 +1,136 @@
+"""The split of a graph at given operators."""
+
+from __future__ import annotations
+
+import difflib
+import operator
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx.passes.split_module import split_module
+
+from cgraph._source import levels_to_user
+from cgraph.errors import ArgumentError, CgraphWarning
+
+__all__ = ["SplitItem", "operator_name", "split_graph"]
+
+
+@dataclass(frozen=True)
+class SplitItem:
+    """A part of a graph.
+
+    Attributes:
+        submod_name: Its name in the graph that calls it.
+        graph_id: Its number, in the order of the calls.
+        is_splitting_graph: True if it holds a splitting operator, and runs eagerly.
+        graph: The part.
+    """
+
+    submod_name: str
+    graph_id: int
+    is_splitting_graph: bool
+    graph: torch.fx.GraphModule
+
+
+def split_graph(
+    graph: torch.fx.GraphModule, ops: Sequence[str | Any], *, merge: bool = False
+) -> tuple[torch.fx.GraphModule, list[SplitItem]]:
+    """Split a graph at operators: each call of one is a part by itself.
+
+    Calls stay in their order, so that writes are seen by the same calls as before, and what takes
+    items of a call's result stays with that call.
+
+    Args:
+        graph: The graph, as Dynamo or ``make_fx`` makes it.
+        ops: The operators: objects that the graph calls, such as ``torch.ops.mine.attention``, or
+            names of them: ``"mine::attention"``, ``"mine.attention"``,
+            ``"mine.attention.default"``, ``"torch.nn.functional.softmax"``.
+        merge: Let calls that follow each other be one part.
+
+    Returns:
+        The graph of calls of the parts, and the parts in that order.
+
+    Raises:
+        ArgumentError: An operator is neither a name nor callable.
+    """
+    wanted = [operator_name(one) for one in ops]
+    parts: dict[torch.fx.Node, int] = {}
+    splitting: set[int] = set()
+    found: set[str] = set()
+    number = 0
+    for node in graph.graph.nodes:
+        if node.op in ("placeholder", "output"):
+            continue
+        if node.target is operator.getitem and node.args[0] in parts:
+            parts[node] = parts[node.args[0]]
+            continue
+        names = _names_of(node.target) if node.op == "call_function" else set()
+        known = names.intersection(wanted)
+        found |= known
+        # The number is new at the begin and at the end of a splitting part.
+        if bool(known) != (number in splitting) or (known and not merge):
+            number += bool(parts)
+        if known:
+            splitting.add(number)
+        parts[node] = number
+    _warn_of_missing(graph, [one for one in wanted if one not in found])
+    whole = split_module(graph, None, parts.__getitem__, keep_original_order=True)  # type: ignore[arg-type]
+    items = []
+    for name, part in whole.named_children():
+        if isinstance(part, torch.fx.GraphModule) and name.startswith(_PART):
+            graph_id = int(name.removeprefix(_PART))
+            items.append(SplitItem(name, graph_id, graph_id in splitting, part))
+    return whole, sorted(items, key=lambda one: one.graph_id)
+
+
+def operator_name(op: str | Any) -> str:
+    """Return the name by which an operator is looked for."""
+    if isinstance(op, str):
+        return op.replace("::", ".")
+    if not callable(op):
+        raise ArgumentError(f"a splitting operator is {op!r:.80}, expected an operator or its name")
+    return max(_names_of(op), key=len)
+
+
+_PART = "submod_"
+
+
+def _names_of(target: Any) -> set[str]:
+    """Return the names of what a graph calls."""
+    found = {str(target)}
+    if isinstance(target, torch._ops.OpOverload):
+        found.add(str(target.overloadpacket))
+    elif isinstance(target, torch._ops.OpOverloadPacket):
+        found.add(f"{target}.default")
+    elif callable(target):
+        name = getattr(target, "__name__", None)
+        module = getattr(target, "__module__", None)
+        if name is not None:
+            found.add(str(name))
+        if name is not None and module is not None:
+            found.add(f"{module}.{name}")
+        if public := torch.overrides.resolve_name(target):
+            found.add(public)
+    return found
+
+
+def _warn_of_missing(graph: torch.fx.GraphModule, missing: Sequence[str]) -> None:
+    if not missing:
+        return
+    known = {
+        name
+        for node in graph.graph.nodes
+        if node.op == "call_function"
+        for name in _names_of(node.target)
+    }
+    for name in missing:
+        near = ", ".join(difflib.get_close_matches(name, sorted(known), n=3, cutoff=0.4))
+        warnings.warn(
+            f"the graph does not call the splitting operator {name}"
+            + (f"; the nearest names in it are {near}" if near else ""),
+            CgraphWarning,
+            levels_to_user(),
+        )

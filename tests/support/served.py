@@ -1,0 +1,57 @@
+"""A small model of a server: layers with an attention between them that stays eager."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["OPS", "Decoder", "calls"]
+
+OPS = ("served::attend",)
+calls: list[int] = []
+"""The numbers of rows of the calls of the attention."""
+
+_library = torch.library.Library("served", "DEF")
+_library.define("attend(Tensor x, Tensor(a!) cache, Tensor(b!) out) -> ()")
+_library.define("mixed(Tensor x) -> (Tensor, Tensor)")
+_library.define("routed(Tensor x) -> Tensor")
+
+
+def _attend(x: Tensor, cache: Tensor, out: Tensor) -> None:
+    calls.append(len(x))
+    cache[: len(x)].copy_(x)
+    torch.add(x, x.mean(0), out=out)
+
+
+def _mixed(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x.cos(), x.sum(0)
+
+
+def _routed(x: Tensor) -> Tensor:
+    # What no capture can have.
+    return x * float(x.abs().max())
+
+
+for _name, _function in (("attend", _attend), ("mixed", _mixed), ("routed", _routed)):
+    _library.impl(_name, _function, "CompositeExplicitAutograd")
+_library._register_fake("attend", lambda x, cache, out: None)
+_library._register_fake("mixed", lambda x: (torch.empty_like(x), x.new_empty(x.shape[1:])))
+_library._register_fake("routed", lambda x: torch.empty_like(x))
+
+
+class Decoder(nn.Module):
+    """Layers, each with an attention that writes its result and a cache."""
+
+    def __init__(self, layers: int = 3, width: int = 16, most: int = 16) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
+        self.register_buffer("cache", torch.zeros(layers, most, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Run rows [batch, width] → [batch, width]."""
+        for layer, cache in zip(self.layers, self.cache, strict=True):
+            y = torch.relu(layer(x))
+            out = torch.empty_like(y)
+            torch.ops.served.attend(y, cache, out)
+            x = x + out
+        return x
