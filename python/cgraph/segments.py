@@ -214,7 +214,13 @@ class SegmentedGraph(_core.Segments):
         ordinal = stream.device_index if driver.device_type == "cuda" else None
         random = RandomSnapshot(session.generators, ordinal)
         try:
-            with context, collections_held_off(), session.forks.watched(), breakable(session):
+            with (
+                context,
+                collections_held_off(),
+                session.forks.watched(),
+                _torch.without_autocast_cache(),
+                breakable(session),
+            ):
                 session.begin(statics)
                 with on_one_thread():
                     result = body()

@@ -58,7 +58,7 @@ class Compiler:
         began = time.perf_counter()
         nodes = item.graph.graph.nodes
         inputs = [_torch.example_of(one) for one in nodes if one.op == "placeholder"]
-        run = self._compiled(item.graph, inputs, self._options, is_general=True)
+        run = self._compiled(item.graph, inputs, self._options)
         return Part(item, run, time.perf_counter() - began, {})
 
     def sized(self, part: Part, size: int) -> Callable[..., Any]:
@@ -70,7 +70,7 @@ class Compiler:
             if made is None:
                 began = time.perf_counter()
                 options = {**_OF_SIZE, **self._options}
-                made = self._compiled(part.item.graph, args, options, is_general=False)
+                made = self._compiled(part.item.graph, args, options)
                 part.sizes[size] = time.perf_counter() - began
             return made(*args)
 
@@ -81,13 +81,11 @@ class Compiler:
         graph: torch.fx.GraphModule,
         inputs: Sequence[Any],
         options: Mapping[str, Any],
-        *,
-        is_general: bool,
     ) -> Callable[..., Any]:
         if not self._compiles or not _has_tensors(graph):
             return graph.forward
         self._counters.inductor_compilations += 1
-        return _torch.compile_standalone(graph, inputs, is_general=is_general, options=options)
+        return _torch.compile_standalone(graph, inputs, options)
 
 
 _OF_SIZE = {"max_autotune": True, "coordinate_descent_tuning": True}
@@ -117,6 +115,7 @@ def _operators(graph: torch.fx.GraphModule) -> str:
 
 
 def _has_tensors(graph: torch.fx.GraphModule) -> bool:
-    """Return whether a graph computes tensors, and not only sizes."""
-    values = (_torch.example_of(one) for one in graph.graph.nodes if one.op.startswith("call_"))
-    return any(not isinstance(one, (int, torch.SymInt)) for one in values)
+    """Return whether a graph works on tensors; others compute sizes."""
+    nodes = graph.graph.nodes
+    values = (_torch.example_of(one) for one in nodes if one.op == "placeholder")
+    return any(isinstance(one, torch.Tensor) for one in values)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 
-from cgraph._torch.private_names import PrivateNames
+from cgraph._torch.private_names import FakeTensor, PrivateNames
 
 __all__ = [
     "compile_standalone",
@@ -23,31 +24,34 @@ __all__ = [
 def compile_standalone(
     graph_module: torch.fx.GraphModule,
     inputs: Sequence[Any],
-    *,
-    is_general: bool,
     options: Mapping[str, Any],
 ) -> Callable[..., Any]:
     """Compile a graph by Inductor; return a function of its inputs.
 
     Args:
         graph_module: The graph, which stays as it is.
-        inputs: Its inputs: those without contents that its nodes know if ``is_general``, otherwise
-            those of a call.
-        is_general: Sizes that are symbols stay open; this is a call of a backend of Dynamo's.
+        inputs: Its inputs: those of a call or, so that sizes that are symbols stay open, those
+            without contents that its nodes know.
         options: Options of Inductor.
     """
     compile_ = _inductor.standalone_compile
-    patches = {"triton.cudagraphs": False, **options}
     keywords: dict[str, Any] = {}
     if "donate_graph_module" in inspect.signature(compile_).parameters:
         keywords["donate_graph_module"] = False
-    made: Callable[..., Any] = compile_(
-        graph_module,
-        list(inputs),
-        dynamic_shapes="from_tracing_context" if is_general else "from_example_inputs",
-        options={"config_patches": patches},
-        **keywords,
-    )
+    shapes = "from_example_inputs"
+    with ExitStack() as inside:
+        mode = next((one.fake_mode for one in inputs if isinstance(one, FakeTensor)), None)
+        if mode is not None:
+            # That of Dynamo's own context may be another one than the inputs have.
+            shapes = "from_tracing_context"
+            inside.enter_context(_guards.tracing(_guards.TracingContext(mode)))
+        made: Callable[..., Any] = compile_(
+            graph_module,
+            list(inputs),
+            dynamic_shapes=shapes,
+            options={"config_patches": {"triton.cudagraphs": False, **options}},
+            **keywords,
+        )
     return made
 
 
@@ -77,5 +81,6 @@ def recompile_reason() -> str | None:
 
 
 _inductor = PrivateNames("torch._inductor")
+_guards = PrivateNames("torch._guards")
 _symbolic_shapes = PrivateNames("torch.fx.experimental.symbolic_shapes")
 _decorators = PrivateNames("torch._dynamo.decorators")
