@@ -111,9 +111,7 @@ class Cudagraphified:
                 return self._refused(
                     Why(f"non-Tensor inputs: input {place} is a {kind}", "pass it as a tensor")
                 )
-        function = Function(tree, self._model, len(inputs), said, elsewhere=elsewhere)
-        tree.functions.add(function)
-        return function
+        return Function(tree, self._model, len(inputs), said, elsewhere=elsewhere)
 
     def _of_sizes(
         self, sizes: tuple[int, ...], inputs: Sequence[Any], known: Iterable[_Called]

@@ -46,7 +46,7 @@ class GraphTree(_core.Tree):
         eager: How often a function has run without the tree, by function and reason.
         rerecords: How often a function was captured anew as static inputs had moved, and which had
             the last time.
-        functions: Its functions that somebody may call.
+        functions: Its functions that were called since the last reset.
     """
 
     eager: collections.Counter[tuple[int, str]]
@@ -115,6 +115,7 @@ class GraphTree(_core.Tree):
                 self._can_wait()
             finally:
                 self._start_over()
+                self.functions.clear()
                 self._driver.settle()
 
     def _start_over(self) -> None:
@@ -164,6 +165,7 @@ class GraphTree(_core.Tree):
 
     def _record(self, function: Function, inputs: list[Any], new: _core.NewNode) -> Sequence[Any]:
         """Record a call as a node; return its result."""
+        self.functions.add(function)
         with self._on_device():
             self._follow()
             if new.ended is not None:
@@ -218,6 +220,7 @@ class GraphTree(_core.Tree):
 
     def _note_eager(self, function: Function, reason: str, detail: int) -> None:
         """Count a call that runs without the tree; tell of it where a graph was wanted."""
+        self.functions.add(function)
         self.eager[function.id, reason] += 1
         why, said = EAGER[reason], function.description
         is_told = self.eager[function.id, reason] > 1 and not said.options.strict
