@@ -147,6 +147,9 @@ class GraphLadder:
         rung = self._rungs.get(key)
         if rung is None:
             raise self._unknown(key)
+        if not args and rung.is_static:
+            rung.replay()
+            return rung.result
         return rung(args, checks=self._check_addresses)
 
     @property
@@ -191,6 +194,12 @@ class _Rung:
         sample: The arguments of the capture.
         leaves: The leaves of the result.
         spec: Their structure.
+
+    Attributes:
+        graph: The graph.
+        replay: Replays it without arguments.
+        result: The result, in the memory that replays write.
+        is_static: True if calls return that one.
         kept: Objects that replays need.
     """
 
@@ -201,8 +210,9 @@ class _Rung:
         self.kept: Any = ()
         self._name, self._sample = name, sample
         self._leaves = leaves
-        self._result = tree_unflatten(leaves, spec)
-        self._built = _builder(self._result, leaves, spec)
+        self.result = tree_unflatten(leaves, spec)
+        self._built = _builder(self.result, leaves, spec)
+        self.replay, self.is_static = graph.replay, True
         self._feed = graph._feeder()
         self._addresses = tuple(one.data_ptr() for one in sample.tensors)
         self._fresh: _FreshResults | None = None
@@ -249,8 +259,9 @@ class _Rung:
         rung = cls(name, graph, sample, leaves, spec)
         if is_fresh:
             rung._fresh = _FreshResults(graph, own, sample.tensors, leaves)
+            rung.is_static = False
             return rung, rung._built(rung._fresh.first(leaves))
-        return rung, rung._result
+        return rung, rung.result
 
     def __call__(self, args: tuple[Any, ...], *, checks: bool) -> Any:
         """Replay with arguments, or without."""
@@ -262,11 +273,8 @@ class _Rung:
                 self._require_addresses(tensors)
         if self._fresh is not None:
             return self._built(self._fresh(tensors, self._leaves))
-        if args:
-            self._feed(tensors)
-        else:
-            self.graph.replay()
-        return self._result
+        self._feed(tensors)
+        return self.result
 
     def _require_addresses(self, tensors: Sequence[torch.Tensor]) -> None:
         now = tuple(one.data_ptr() for one in tensors)

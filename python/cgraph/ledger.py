@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from os import PathLike
@@ -201,8 +201,13 @@ def living(driver: _driver.Driver) -> list[CUDAGraph]:
     )
 
 
-def of_graph(graph: CUDAGraph) -> GraphMemory:
-    """Measure one graph, which holds something captured."""
+def of_graph(graph: CUDAGraph, others: Sequence[CUDAGraph] | None = None) -> GraphMemory:
+    """Measure one graph, which holds something captured.
+
+    Args:
+        graph: The graph.
+        others: The living graphs of its driver, where the caller has them.
+    """
     captured = graph._captured
     if captured is None or captured.footprint is None:
         raise StateError("memory() before a successful capture: capture something first")
@@ -210,7 +215,7 @@ def of_graph(graph: CUDAGraph) -> GraphMemory:
     mine = set(handles)
     sharing = {
         other._name
-        for other in living(graph._driver)
+        for other in (living(graph._driver) if others is None else others)
         if other is not graph and mine.intersection(_pools_of(other))
     }
     per_node = _TEMPLATE_NODE * graph._has_template + _EXEC_NODE * graph._has_exec
@@ -236,7 +241,7 @@ def _of_living(graphs: list[CUDAGraph]) -> Iterator[GraphMemory]:
     for graph in graphs:
         # Another thread may reset it meanwhile.
         with suppress(StateError):
-            yield of_graph(graph)
+            yield of_graph(graph, graphs)
 
 
 def _pools_of(graph: CUDAGraph) -> list[tuple[int, int]]:

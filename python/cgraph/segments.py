@@ -24,11 +24,10 @@ from cgraph.breaks import breakable, on_one_thread
 from cgraph.cudagraph import CUDAGraph, require_mode
 from cgraph.errors import CaptureError, StateError
 from cgraph.graphs import graph
+from cgraph.ledger import GraphMemory, living, of_graph
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-    from cgraph.ledger import GraphMemory
 
 __all__ = ["SegmentedGraph"]
 
@@ -243,7 +242,9 @@ class SegmentedGraph(_core.Segments):
 
     def memory(self) -> GraphMemory:
         """Return the memory of all segments together; shared workspaces count once."""
-        found = [one.memory() for one in self._require("memory()")]
+        segments = self._require("memory()")
+        others = living(segments[0]._driver)
+        found = [of_graph(one, others) for one in segments]
         names = {one.name for one in found}
         return replace(
             found[0],

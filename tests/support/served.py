@@ -52,6 +52,6 @@ class Decoder(nn.Module):
         for layer, cache in zip(self.layers, self.cache, strict=True):
             y = torch.relu(layer(x))
             out = torch.empty_like(y)
-            torch.ops.served.attend(y, cache, out)
+            torch.ops.served.attend(y, cache, out=out)
             x = x + out
         return x

@@ -37,10 +37,12 @@ class Bridge:
         self._device_type = device_type
         self._leaves: list[_Constant | _Kept] = []
         self._spec: Any = None
+        self._is_single = False
 
     def first(self, call: Callable[[], Any]) -> Any:
         """Call the break for the first time; return the result for the code after it."""
         results, self._spec = tree_flatten(call())
+        self._is_single = self._spec.is_leaf()
         storages = [_storage(r) if _is_tensor(r) else None for r in results]
         watched: list[tuple[_Kept, _torch.WeakStorage]] = []
         for place, storage in enumerate(storages):
@@ -62,7 +64,7 @@ class Bridge:
         Raises:
             CaptureError: It does not fit there.
         """
-        if self._spec.is_leaf() and _is_tensor(result):
+        if self._is_single and type(result) not in (tuple, list, dict):
             expected = self._leaves[0].put(result)
             if expected is not None:
                 raise self._error(_brief(result), expected)
@@ -83,7 +85,7 @@ class Bridge:
     @property
     def is_none(self) -> bool:
         """True if the first result was None."""
-        single = self._leaves[0] if self._spec.is_leaf() else None
+        single = self._leaves[0] if self._is_single else None
         return isinstance(single, _Constant) and single.put(None) is None
 
     def check(self) -> None:

@@ -52,9 +52,7 @@ class Compiler:
     def part(self, item: SplitItem) -> Part:
         """Make a part that runs for any size; called inside a compilation of Dynamo's."""
         if item.is_splitting_graph:
-            # Its forward has nothing of a module's around it.
-            run = eager_break(item.graph.forward, name=_operators(item.graph))
-            return Part(item, run, 0.0, {})
+            return Part(item, _broken(item.graph), 0.0, {})
         began = time.perf_counter()
         nodes = item.graph.graph.nodes
         inputs = [_torch.example_of(one) for one in nodes if one.op == "placeholder"]
@@ -108,10 +106,44 @@ def program_of(
     return program.forward
 
 
-def _operators(graph: torch.fx.GraphModule) -> str:
-    """Return the names of what a splitting part calls."""
-    targets = [one.target for one in graph.graph.nodes if one.op == "call_function"]
-    return ", ".join(dict.fromkeys(getattr(one, "__name__", str(one)) for one in targets))
+def _broken(graph: torch.fx.GraphModule) -> Callable[..., Any]:
+    """Return a splitting part as a break: if it is one call, a break of what is called."""
+    calls = [one for one in graph.graph.nodes if one.op not in ("placeholder", "output")]
+    names = dict.fromkeys(getattr(one.target, "__name__", str(one.target)) for one in calls)
+    name = ", ".join(names)
+    target = _overload(calls[0].target) if len(calls) == 1 else None
+    (output,) = (one.args[0] for one in graph.graph.nodes if one.op == "output")
+    is_whole = target is not None and (output is calls[0] or not target._schema.returns)
+    given = {one: place for place, one in enumerate(graph.graph.find_nodes(op="placeholder"))}
+    args, kwargs = (calls[0].args, calls[0].kwargs) if is_whole else ((), {})
+    if not is_whole or not _are_plain([*args, *kwargs.values()], given):
+        # Its forward has nothing of a module's around it.
+        return eager_break(graph.forward, name=name)
+    broken = eager_break(target, name=name)
+
+    def run(*values: Any) -> Any:
+        def value(one: Any) -> Any:
+            return values[given[one]] if one in given else one
+
+        return broken(*map(value, args), **{key: value(one) for key, one in kwargs.items()})
+
+    return run
+
+
+def _overload(target: Any) -> Any:
+    """Return the only overload of an operator, which takes less time to call; None if none."""
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        overloads = target.overloads()
+        return getattr(target, overloads[0]) if len(overloads) == 1 else None
+    return target if isinstance(target, torch._ops.OpOverload) else None
+
+
+def _are_plain(args: Sequence[Any], given: Mapping[Any, int]) -> bool:
+    """Return whether arguments are inputs of the part, or numbers, words and None."""
+    plain = (int, float, bool, str, type(None))
+    return all(
+        one in given if isinstance(one, torch.fx.Node) else isinstance(one, plain) for one in args
+    )
 
 
 def _has_tensors(graph: torch.fx.GraphModule) -> bool:

@@ -137,14 +137,14 @@ def report_of(parts: Sequence[Part], sizes: Sequence[Size], counters: Counters) 
 
 
 def _of_size(one: Size) -> SizeReport:
-    memory = one.memory
+    memory = None if one.graph is None else one.graph.memory()
     return SizeReport(
         size=one.size,
         is_captured=memory is not None,
         replays=one.replays,
         reserved=0 if memory is None else memory.reserved,
         exec=0 if memory is None else memory.exec,
-        bridge_bytes=one.bridge_bytes,
+        bridge_bytes=0 if one.graph is None else one.graph.bridge_bytes,
         nodes=0 if memory is None else memory.nodes,
         seconds=0.0 if memory is None else memory.seconds,
         refused=one.refused,

@@ -18,7 +18,7 @@ from cgraph._piecewise.open_size import OpenSize
 from cgraph._source import levels_to_user
 from cgraph.errors import EagerWarning
 from cgraph.graph_ladder import GraphLadder
-from cgraph.ledger import GraphMemory
+from cgraph.segments import SegmentedGraph
 
 __all__ = ["Size", "SizedCalls"]
 
@@ -36,8 +36,7 @@ class Size:
         warmups: The calls that have run before the capture.
         replays: The calls that were replayed.
         refused: The reason why it is not captured; None if there is none.
-        memory: The memory of its graphs, once it is captured.
-        bridge_bytes: The bytes that results of splitting operators are copied into.
+        graph: The graphs of all pieces, once it is captured.
         others: The tensors without the open size that the capture has read.
     """
 
@@ -47,8 +46,7 @@ class Size:
     warmups: int = 0
     replays: int = 0
     refused: str | None = None
-    memory: GraphMemory | None = None
-    bridge_bytes: int = 0
+    graph: SegmentedGraph | None = None
     others: tuple[torch.Tensor, ...] = field(default=(), repr=False)
 
 
@@ -115,7 +113,7 @@ class SizedCalls:
         self._buffers.clear()
         self._ladder.clear()
         for one in self._sizes.values():
-            one.warmups, one.memory, one.refused, one.others = 0, None, None, ()
+            one.warmups, one.graph, one.refused, one.others = 0, None, None, ()
 
     def _uncaptured(self, size: int, args: tuple[Any, ...]) -> Any:
         with self._lock:
@@ -163,8 +161,7 @@ class SizedCalls:
         if written is not None:
             return self._refused(found, places[written], copied, result)
         self._counters.captures += 1
-        graph = self._ladder.graph(found.size)
-        found.memory, found.bridge_bytes = graph.memory(), graph.bridge_bytes
+        found.graph = self._ladder.graph(found.size)
         found.others = self._others(args)
         self._captured[found.size] = found
         return result
