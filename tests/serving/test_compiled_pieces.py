@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import served  # noqa: F401 (defines operators)
+from cgraph._piecewise.compile_cache import CompileCache
 from cgraph._piecewise.counters import Counters
 from cgraph._piecewise.pieces import Compiler, program_of
 from cgraph.piecewise import PiecewiseConfig, mark_size, split_graph
@@ -28,7 +29,7 @@ def test_pieces_are_compiled_for_any_size_and_once_more_for_single_ones(sim: Any
         return (first * 2 + y).cos(), total + 1
 
     def backend(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        compiler = Compiler(config, counters, compiles=True)
+        compiler = Compiler(config, counters, CompileCache(None, ""), compiles=True)
         whole, items = split_graph(graph, ["served::mixed"])
         codes.extend((item.graph, item.graph.code) for item in items)
         parts = [compiler.part(item) for item in items]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ import torch
 from cgraph import _driver, _torch
 from cgraph._captures.capture_order import largest_first
 from cgraph._driver import Pool
+from cgraph._piecewise.compile_cache import CompileCache
 from cgraph._piecewise.config import PiecewiseConfig
 from cgraph._piecewise.counters import Counters
 from cgraph._piecewise.open_size import OpenSize
@@ -97,10 +98,11 @@ class PiecewiseBackend:
         open_size = OpenSize.of(graph.graph)
         driver = _driver.current()
         compiles = self.config.compiler == "inductor" and driver.captures_compiled
-        compiler = Compiler(self.config, self.counters, compiles=compiles)
         config = self.config
+        cache = CompileCache.of(config, graph) if compiles else CompileCache(None, "")
+        compiler = Compiler(config, self.counters, cache, compiles=compiles)
         whole, items = split_graph(graph, config.splitting_ops, merge=config.merge_splits)
-        self._dump(whole)
+        self._dump(whole, config.dump or cache.folder)
         self._parts = [compiler.part(item) for item in items]
         self.counters.graphs += 1
         self.counters.parts += len(items)
@@ -159,16 +161,15 @@ class PiecewiseBackend:
             if self._calls is not None:
                 self._calls.clear()
 
-    def _dump(self, whole: torch.fx.GraphModule) -> None:
+    def _dump(self, whole: torch.fx.GraphModule, folder: str | Path | None) -> None:
         """Write the code of the split graph, unless it is there."""
-        if self.config.dump is None:
+        if folder is None:
             return
-        os.makedirs(self.config.dump, exist_ok=True)
-        path = os.path.join(self.config.dump, "computation_graph.py")
-        if not os.path.exists(path):
+        path = Path(folder) / "computation_graph.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
             source = whole.print_readable(print_output=False).replace("<lambda>", "GraphModule")
-            with open(path, "w", encoding="utf-8") as file:
-                file.write(f"from __future__ import annotations\nimport torch\n\n{source}\n")
+            path.write_text(f"from __future__ import annotations\nimport torch\n\n{source}\n")
 
 
 def _once(reason: str | None) -> str:

@@ -33,7 +33,11 @@ class PiecewiseConfig:
             refused whose inputs have moved since the capture.
         outputs: ``"fresh"`` results are the caller's own, ``"static"`` ones are overwritten by the
             next call.
-        dump: A folder for ``computation_graph.py``, the code of the split graph.
+        cache: Keep compiled pieces on disk, for the next start.
+        cache_dir: The folder of these caches, in place of ``CGRAPH_CACHE_DIR`` and
+            ``~/.cache/cgraph``.
+        dump: A folder for ``computation_graph.py``, the code of the split graph; by default that of
+            the cache, if there is one.
 
     Raises:
         ArgumentError: A value is not what was expected, or contradicts another one.
@@ -48,6 +52,8 @@ class PiecewiseConfig:
     inductor_options: tuple[tuple[str, Any], ...] = ()
     copy_inputs: bool = True
     outputs: Literal["fresh", "static"] = "fresh"
+    cache: bool = True
+    cache_dir: str | None = None
     dump: str | None = None
 
     def __post_init__(self) -> None:
@@ -58,7 +64,7 @@ class PiecewiseConfig:
         set_(self, "splitting_ops", tuple(dict.fromkeys(operator_name(one) for one in ops)))
         for name in ("capture_sizes", "compile_sizes"):
             set_(self, name, _sizes(name, getattr(self, name)))
-        for name in ("merge_splits", "copy_inputs"):
+        for name in ("merge_splits", "copy_inputs", "cache"):
             if not isinstance(given := getattr(self, name), bool):
                 raise ArgumentError(f"{name} is {given!r:.80}, expected True or False")
         if type(self.warmups) is not int or self.warmups < 0:
@@ -66,6 +72,10 @@ class PiecewiseConfig:
         _choose("compiler", self.compiler, "inductor", "eager")
         _choose("outputs", self.outputs, "fresh", "static")
         set_(self, "inductor_options", _options(self.inductor_options))
+        if self.cache_dir is not None and not self.cache:
+            raise ArgumentError(
+                f"cache_dir is {self.cache_dir!r:.80}, and cache is False: leave one of them out"
+            )
         for name in ("compile_sizes", "inductor_options"):
             if self.compiler == "eager" and getattr(self, name):
                 raise ArgumentError(

@@ -16,6 +16,7 @@ class Counters:
         parts: Parts of their splits, with the splitting operators.
         pieces: Parts that can be captured.
         inductor_compilations: Compilations of pieces.
+        loaded: Pieces that the cache on disk had.
         captures: Sizes that were captured.
         replays: Calls that were replayed.
         uncaptured: Calls that ran without a graph.
@@ -25,6 +26,7 @@ class Counters:
     parts: int = 0
     pieces: int = 0
     inductor_compilations: int = 0
+    loaded: int = 0
     captures: int = 0
     replays: int = 0
     uncaptured: int = 0

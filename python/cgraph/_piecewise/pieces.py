@@ -10,8 +10,10 @@ from typing import Any
 import torch
 
 from cgraph import _torch
+from cgraph._piecewise.compile_cache import CompileCache, StoredPiece
 from cgraph._piecewise.config import PiecewiseConfig
 from cgraph._piecewise.counters import Counters
+from cgraph._piecewise.size_guards import Guard
 from cgraph._piecewise.split import SplitItem
 from cgraph.breaks import eager_break
 
@@ -41,23 +43,35 @@ class Compiler:
     Args:
         config: The configuration.
         counters: Counts compilations.
+        cache: The pieces that an earlier start has compiled.
         compiles: False if operators run as they are.
     """
 
-    def __init__(self, config: PiecewiseConfig, counters: Counters, *, compiles: bool) -> None:
+    def __init__(
+        self,
+        config: PiecewiseConfig,
+        counters: Counters,
+        cache: CompileCache,
+        *,
+        compiles: bool,
+    ) -> None:
         self._options: dict[str, Any] = dict(config.inductor_options)
         self._counters = counters
+        self._cache = cache
         self._compiles = compiles
 
     def part(self, item: SplitItem) -> Part:
         """Make a part that runs for any size; called inside a compilation of Dynamo's."""
         if item.is_splitting_graph:
             return Part(item, _broken(item.graph), 0.0, {})
-        began = time.perf_counter()
-        nodes = item.graph.graph.nodes
-        inputs = [_torch.example_of(one) for one in nodes if one.op == "placeholder"]
-        run = self._compiled(item.graph, inputs, self._options)
-        return Part(item, run, time.perf_counter() - began, {})
+        part = Part(item, item.graph.forward, 0.0, {})
+        if self._compiles and _has_tensors(item.graph):
+            began = time.perf_counter()
+            nodes = item.graph.graph.nodes
+            inputs = [_torch.example_of(one) for one in nodes if one.op == "placeholder"]
+            part.run = self._stored(part, None) or self._compiled(part, inputs, None)
+            part.seconds = time.perf_counter() - began
+        return part
 
     def sized(self, part: Part, size: int) -> Callable[..., Any]:
         """Return a function that compiles a part for a size in its first call, and runs it."""
@@ -67,23 +81,65 @@ class Compiler:
             nonlocal made
             if made is None:
                 began = time.perf_counter()
-                options = {**_OF_SIZE, **self._options}
-                made = self._compiled(part.item.graph, args, options)
+                made = self._stored(part, size) or self._compiled(part, args, size)
                 part.sizes[size] = time.perf_counter() - began
             return made(*args)
 
-        return run
+        return run if self._compiles and _has_tensors(part.item.graph) else part.run
 
-    def _compiled(
-        self,
-        graph: torch.fx.GraphModule,
-        inputs: Sequence[Any],
-        options: Mapping[str, Any],
-    ) -> Callable[..., Any]:
-        if not self._compiles or not _has_tensors(graph):
-            return graph.forward
+    def _compiled(self, part: Part, inputs: Sequence[Any], size: int | None) -> Callable[..., Any]:
+        """Compile a part, and store it."""
+        graph = part.item.graph
+        options = self._options if size is None else {**_OF_SIZE, **self._options}
+        before = len(_torch.size_guards(inputs))
         self._counters.inductor_compilations += 1
-        return _torch.compile_standalone(graph, inputs, options)
+        compiled = _torch.compile_standalone(graph, inputs, options)
+        if self._cache.folder is not None and not _has_kernels(graph):
+            try:
+                guards = tuple(map(Guard.of, _torch.size_guards(inputs)[before:]))
+            except ValueError:
+                return compiled
+            if (code := _torch.stored_bytes(compiled)) is not None:
+                self._cache.put(part.item.graph_id, size, StoredPiece(code, guards))
+        return compiled
+
+    def _stored(self, part: Part, size: int | None) -> Callable[..., Any] | None:
+        """Return a part from the cache; None if it is not there."""
+        graph = part.item.graph
+        stored = self._cache.get(part.item.graph_id, size)
+        if stored is None:
+            return None
+        try:
+            loaded = _torch.compiled_of(stored.code)
+        except Exception as error:  # torch's own formats fail in many ways
+            self._cache.refuse(part.item.graph_id, size, error)
+            return None
+        self._counters.loaded += 1
+        (output,) = (one.args[0] for one in graph.graph.nodes if one.op == "output")
+        is_single = not isinstance(output, (tuple, list))
+        symbols = [
+            (place, str(value))
+            for place, value in enumerate(
+                _torch.example_of(one) for one in graph.graph.nodes if one.op == "placeholder"
+            )
+            if isinstance(value, torch.SymInt)
+        ]
+        # The guards have no place in Dynamo's, so each size is asked once.
+        known: dict[tuple[int, ...], Callable[..., Any]] = {}
+
+        def run(*args: Any) -> Any:
+            if stored.guards:
+                sizes = tuple(args[place] for place, _ in symbols)
+                if sizes not in known:
+                    named = dict(zip((name for _, name in symbols), sizes, strict=True))
+                    holds = all(one.holds(named) for one in stored.guards)
+                    known[sizes] = loaded if holds else self._compiled(part, args, sizes[0])
+                if known[sizes] is not loaded:
+                    return known[sizes](*args)
+            result = loaded(*args)
+            return result[0] if is_single else result
+
+        return run
 
 
 _OF_SIZE = {"max_autotune": True, "coordinate_descent_tuning": True}
@@ -144,6 +200,11 @@ def _are_plain(args: Sequence[Any], given: Mapping[Any, int]) -> bool:
     return all(
         one in given if isinstance(one, torch.fx.Node) else isinstance(one, plain) for one in args
     )
+
+
+def _has_kernels(graph: torch.fx.GraphModule) -> bool:
+    """Return whether a graph launches kernels of the user's, whose source no key has."""
+    return any("triton_kernel_wrapper" in str(one.target) for one in graph.graph.nodes)
 
 
 def _has_tensors(graph: torch.fx.GraphModule) -> bool:

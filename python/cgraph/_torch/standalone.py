@@ -4,20 +4,30 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
+import re
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
 import torch
 
-from cgraph._torch.private_names import FakeTensor, PrivateNames
+from cgraph._torch.private_names import FakeTensor, PrivateNames, lacks
 
 __all__ = [
     "compile_standalone",
+    "compiled_of",
+    "compiler_state",
+    "device_names",
     "example_of",
     "mark_open_size",
     "open_sizes",
+    "rank",
     "recompile_reason",
+    "size_guards",
+    "stored_bytes",
+    "traced_files",
 ]
 
 
@@ -55,6 +65,85 @@ def compile_standalone(
     return made
 
 
+def stored_bytes(compiled: Callable[..., Any]) -> bytes | None:
+    """Return the bytes of what :func:`compile_standalone` has made; None if torch has none."""
+    save = getattr(compiled, "save", None)
+    if save is None or not getattr(compiled, "is_saveable", lambda: True)():
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "piece")
+        try:
+            save(path=path, format="binary")
+        except (AssertionError, RuntimeError):
+            # torch says that its compiler has left nothing to keep.
+            return None
+        with open(path, "rb") as file:
+            return file.read()
+
+
+def compiled_of(code: bytes) -> Callable[..., Any]:
+    """Return the function of these bytes, whose result is a sequence."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "piece")
+        with open(path, "wb") as file:
+            file.write(code)
+        # The function of the same name hides the module among its parent's attributes.
+        module: Any = importlib.import_module("torch._inductor.standalone_compile")
+        if not hasattr(module, "CompiledArtifact"):
+            raise lacks("torch._inductor.standalone_compile.CompiledArtifact")
+        made: Callable[..., Any] = module.CompiledArtifact.load(path=path, format="binary")
+        return made
+
+
+def size_guards(inputs: Sequence[Any]) -> list[Any]:
+    """Return the conditions on open sizes that are taken for true, in the order of their making."""
+    mode = next((one.fake_mode for one in inputs if isinstance(one, FakeTensor)), None)
+    env = None if mode is None else mode.shape_env
+    return [] if env is None else [one.expr for one in env.guards]
+
+
+def compiler_state() -> tuple[Any, ...]:
+    """Return the configuration of Inductor, and the modes of torch that its code depends on."""
+    options = _config.save_config_portable()
+    modes = (
+        torch.is_inference_mode_enabled(),
+        torch.get_default_dtype(),
+        torch.get_float32_matmul_precision(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.backends.cuda.matmul.allow_tf32,
+        torch.backends.cudnn.allow_tf32,
+        [
+            (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
+            for kind in ("cpu", "cuda")
+        ],
+    )
+    return sorted((name, repr(value)) for name, value in options.items()), repr(modes)
+
+
+def device_names() -> tuple[Any, ...]:
+    """Return the name of the current GPU and of its architecture, and the version of CUDA."""
+    if not torch.cuda.is_available():
+        return ("cpu",)
+    return torch.cuda.get_device_name(), torch.cuda.get_device_capability(), torch.version.cuda
+
+
+def rank() -> int:
+    """Return the rank of this process among those that work together; 0 if it is alone."""
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        return int(distributed.get_rank())
+    return int(os.environ.get("RANK", "0") or 0)
+
+
+def traced_files(graph_module: torch.fx.GraphModule) -> set[str]:
+    """Return the source files that Dynamo's nodes come from."""
+    traces = (str(node.meta.get("stack_trace") or "") for node in graph_module.graph.nodes)
+    return {path for trace in traces for path in _FILES.findall(trace)}
+
+
+_FILES = re.compile(r'File "([^"]+)", line \d+')
+
+
 def example_of(node: torch.fx.Node) -> Any:
     """Return the value without contents that Dynamo has found for a node; None if it has not."""
     return node.meta.get("example_value")
@@ -80,6 +169,7 @@ def recompile_reason() -> str | None:
     return None if reason is None else str(reason)
 
 
+_config = PrivateNames("torch._inductor.config")
 _inductor = PrivateNames("torch._inductor")
 _guards = PrivateNames("torch._guards")
 _symbolic_shapes = PrivateNames("torch.fx.experimental.symbolic_shapes")

@@ -1,0 +1,288 @@
+"""P6 and P8 for a server's model in pieces: ``PiecewiseBackend`` and ``GraphLadder``.
+
+P6 is the host time of 33 captured pieces with eager attention between them, for each piece; the
+eager part, the 32 calls of the attention alone, is subtracted. The loop replays each piece and
+calls the attention from Python, as home-made runners do. In the form of vLLM, each piece is a call
+of its own from Python, with its graphs by size.
+
+P8 captures 33 pieces for 51 sizes, the largest first, into one pool: by torch's class with weak
+outputs, and by ``PiecewiseBackend.warm_up``. Both run each piece once before its capture.
+
+    python benches/python/piecewise.py [--results folder]
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import cgraph
+from cgraph.piecewise import PiecewiseBackend, mark_size
+from common import host_us, parsed, publish
+
+PIECES = 33
+WIDTH = 64
+ROWS = 8
+MIB = 1 << 20
+DEEP = 2048
+SIZES = [1, 2, 4, *range(8, 385, 8)]
+
+
+def _attend(x: Tensor, out: Tensor) -> None:
+    torch.add(x, x, out=out)
+
+
+_library = torch.library.Library("bench", "DEF")
+_library.define("attend(Tensor x, Tensor(a!) out) -> ()")
+_library.impl("attend", _attend, "CUDA")
+_library._register_fake("attend", lambda x, out: None)
+attend = torch.ops.bench.attend.default
+
+
+class Model(nn.Module):
+    """Pieces with an attention between them that writes its result."""
+
+    def __init__(self, width: int, inner: int) -> None:
+        super().__init__()
+        make = {"device": "cuda"}
+        many = range(PIECES)
+        self.up = nn.ParameterList(torch.randn(width, inner, **make) / width**0.5 for _ in many)
+        self.down = nn.ParameterList(torch.randn(inner, width, **make) / inner**0.5 for _ in many)
+
+    def piece(self, x: Tensor, number: int) -> Tensor:
+        """Run one piece."""
+        return functional.silu(x @ self.up[number]) @ self.down[number]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Run all pieces."""
+        for number in range(PIECES - 1):
+            y = self.piece(x, number)
+            x = torch.empty_like(y)
+            torch.ops.bench.attend(y, x)
+        return self.piece(x, PIECES - 1)
+
+
+def main() -> None:
+    options = parsed(__doc__)
+    with torch.no_grad():
+        replays(options.results)
+        ladders(options.results)
+
+
+def replays(folder: Path | None) -> None:
+    """Publish the tables of P6."""
+    model = Model(WIDTH, WIDTH)
+    x = torch.randn(ROWS, WIDTH, device="cuda")
+    right = model(x)
+    mixed = [torch.empty(ROWS, WIDTH, device="cuda") for _ in range(PIECES - 1)]
+    sources = [x, *mixed]
+    pool, graphs, results = torch.cuda.graph_pool_handle(), [], []
+    ladders = [cgraph.GraphLadder(weak_outputs=False) for _ in range(PIECES)]
+    for number, (source, ladder) in enumerate(zip(sources, ladders, strict=True)):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool):
+            results.append(model.piece(source, number))
+        graphs.append(graph)
+        ladder.capture(ROWS, lambda x, n=number: model.piece(x, n), source)
+
+    def loop() -> Tensor:
+        for graph, result, out in zip(graphs, results, mixed, strict=False):
+            graph.replay()
+            attend(result, out)
+        graphs[-1].replay()
+        return results[-1]
+
+    def pieces() -> Tensor:
+        for ladder, out in zip(ladders, mixed, strict=False):
+            attend(ladder(ROWS), out)
+        return ladders[-1](ROWS)
+
+    def eager() -> None:
+        for result, out in zip(results, mixed, strict=False):
+            attend(result, out)
+
+    ways: dict[str, Callable[[], Any]] = {"torch's loop": loop, "GraphLadder, call by call": pieces}
+    for outputs in ("fresh", "static"):
+        run = whole(model, x, outputs)
+        ways[f"PiecewiseBackend, {outputs}"] = run
+    for run in ways.values():
+        for _ in range(3):
+            torch.testing.assert_close(run(), right, rtol=1e-3, atol=1e-3)
+    *times, eager_us = host_us([*ways.values(), *ways.values(), eager], 5)
+    firsts, seconds = times[: len(ways)], times[len(ways) :]
+    rows = [
+        [
+            name,
+            f"{first:.1f} / {second:.1f}",
+            f"{(first - eager_us) / PIECES:.2f} / {(second - eager_us) / PIECES:.2f}",
+            f"{(first - eager_us) / (firsts[0] - eager_us):.2f}",
+        ]
+        for name, first, second in zip(ways, firsts, seconds, strict=True)
+    ]
+    rows.append(["the eager part", f"{eager_us:.1f}", "-", "-"])
+    head = ["33 pieces", "call µs (twice)", "µs a piece (twice)", "of torch's loop"]
+    publish("P6-pieces", "host time of a model in pieces", head, rows, folder)
+
+
+def whole(model: Model, x: Tensor, outputs: Any) -> Callable[[], Tensor]:
+    """Return a call of the compiled code of a model in pieces, without Dynamo's guards."""
+    torch.compiler.reset()
+    backend = PiecewiseBackend(
+        splitting_ops=["bench::attend"],
+        capture_sizes=[ROWS],
+        compiler="eager",
+        outputs=outputs,
+    )
+    given: list[tuple[Any, ...]] = []
+
+    def noting(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        run = backend(graph, inputs)
+
+        def noted(*args: Any) -> Any:
+            given[:] = [(run, args)]
+            return run(*args)
+
+        return noted
+
+    fast = torch.compile(model, backend=noting)
+    first = x.clone()
+    mark_size(first)
+    for _ in range(4):
+        fast(first)
+    run, args = given[0]
+    assert backend.counters.replays == 1
+    return lambda: run(*args)[0]
+
+
+def ladders(folder: Path | None) -> None:
+    """Publish the table of P8."""
+    model = Model(DEEP, 4 * DEEP).bfloat16()
+    x = torch.randn(SIZES[-1], DEEP, device="cuda", dtype=torch.bfloat16)
+    model(x)
+    rows = []
+    for name, capture in (
+        ("torch's loop, weak outputs", by_torch),
+        ("PiecewiseBackend", by_pieces),
+    ):
+        capture(model, x, SIZES[-1:])
+        largest, _, _, _ = taken(capture, model, x, SIZES[-1:])
+        pool, execs, seconds, replay = taken(capture, model, x, SIZES)
+        rows.append(
+            [
+                name,
+                f"{seconds:.2f}",
+                f"{largest / MIB:.0f}",
+                f"{pool / MIB:.0f}",
+                f"{pool / largest:.3f}",
+                f"{execs / MIB:.0f}",
+                f"{replay:.0f}",
+            ]
+        )
+    head = ["51 sizes, 33 pieces", "seconds", "largest alone MiB", "pool MiB", "ratio"]
+    head += ["execs MiB", "a call of 8 rows µs"]
+    publish("P8-pieces", "a ladder of a model in pieces", head, rows, folder)
+
+
+Made = tuple[Callable[[Tensor], Tensor], float]
+
+
+def by_torch(model: Model, x: Tensor, sizes: Sequence[int]) -> Made:
+    """Capture each piece by torch's class, as engines do; return a call, and the seconds."""
+    pool = torch.cuda.graph_pool_handle()
+    outs = [torch.empty_like(x) for _ in range(PIECES - 1)]
+    entries: dict[int, list[Any]] = {}
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    for size in sorted(sizes, reverse=True):
+        source, entries[size] = x[:size], []
+        with ExitStack() as scope:
+            for number in range(PIECES):
+                out = outs[number][:size] if number < PIECES - 1 else None
+                model.piece(source, number)
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph, pool=pool):
+                    result = model.piece(source, number)
+                    if out is None:
+                        result = cgraph.weak_ref(result)
+                graph.replay()
+                if number == 0:
+                    # Only the first piece collects and gives the cache back.
+                    scope.enter_context(mock.patch("gc.collect", lambda *_: 0))
+                    scope.enter_context(mock.patch("torch.cuda.empty_cache", lambda: None))
+                if out is not None:
+                    attend(result, out)
+                    source = out
+                entries[size].append((graph, cgraph.weak_ref(result), out))
+                del result
+    torch.cuda.synchronize()
+    seconds = time.perf_counter() - began
+
+    def call(given: Tensor) -> Tensor:
+        size = len(given)
+        x[:size].copy_(given)
+        for graph, result, out in entries[size]:
+            graph.replay()
+            if out is not None:
+                attend(result, out)
+        return result
+
+    return call, seconds
+
+
+def by_pieces(model: Model, x: Tensor, sizes: Sequence[int]) -> Made:
+    """Capture by ``warm_up``; return a call, and the seconds without the compilation."""
+    torch.compiler.reset()
+    backend = PiecewiseBackend(
+        splitting_ops=["bench::attend"], capture_sizes=sizes, compiler="eager"
+    )
+    fast = torch.compile(model, backend=backend)
+    mark_size(x)
+    fast(x)
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    backend.warm_up(lambda size: fast(x[:size]), progress=False)
+    torch.cuda.synchronize()
+    return fast, time.perf_counter() - began
+
+
+def taken(
+    capture: Callable[[Model, Tensor, Sequence[int]], Made],
+    model: Model,
+    x: Tensor,
+    sizes: Sequence[int],
+) -> tuple[float, float, float, float]:
+    """Return bytes of segments and execs, the seconds of the captures, and µs of a call."""
+    before, reserved = free(), torch.cuda.memory_reserved()
+    call, seconds = capture(model, x, sizes)
+    found = before - free()
+    segments = torch.cuda.memory_reserved() - reserved
+    given = torch.randn(min(8, sizes[-1]) if 8 in sizes else sizes[-1], DEEP, device="cuda")
+    given = given.bfloat16()
+    torch.testing.assert_close(call(given), model(given), rtol=5e-2, atol=5e-1)
+    (us,) = host_us([lambda: call(given)], 5)
+    torch.compiler.reset()
+    return segments, found - segments, seconds, us
+
+
+def free() -> int:
+    """Return free bytes of the device, when all has gone back that can."""
+    for _ in range(2):
+        torch.cuda.synchronize()
+        torch._C._cuda_clearCublasWorkspaces()
+        gc.collect()
+        cgraph.memory()
+        torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info()[0]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,186 @@
+"""Compiled pieces on disk, for the next start."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import cgraph
+from cgraph import _torch
+from cgraph._piecewise.config import PiecewiseConfig
+from cgraph._piecewise.size_guards import Guard
+from cgraph._source import levels_to_user
+from cgraph.errors import CgraphWarning
+
+__all__ = ["CompileCache", "StoredPiece", "key_of"]
+
+_MAGIC = b"cgraph piece 1\n"
+
+
+@dataclass(frozen=True)
+class StoredPiece:
+    """A compiled piece.
+
+    Attributes:
+        code: torch's bytes.
+        guards: The conditions on the open size that its compilation has taken for true.
+    """
+
+    code: bytes
+    guards: tuple[Guard, ...] = ()
+
+
+class CompileCache:
+    """The compiled pieces of one model, each in a file of its own.
+
+    A file has a line of JSON before torch's bytes: the key, the versions, their checksum and the
+    guards. It is written beside its place and put there at once, so that processes which write at
+    the same time leave one of their files whole. A file that is not as expected is named, and
+    written anew.
+
+    Args:
+        folder: The folder, which is made; None for a cache that holds nothing.
+        key: The key of the model; see :func:`key_of`.
+    """
+
+    def __init__(self, folder: Path | None, key: str) -> None:
+        self.folder, self._key = folder, key
+        if folder is not None:
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                with tempfile.TemporaryFile(dir=folder):
+                    pass
+            except OSError as error:
+                _warn(f"{folder} cannot be written, so pieces are compiled at each start: {error}")
+                self.folder = None
+
+    @classmethod
+    def of(cls, config: PiecewiseConfig, graph: torch.fx.GraphModule) -> CompileCache:
+        """Return the cache of a model, in the folder of this process's rank.
+
+        ``CGRAPH_DISABLE_COMPILE_CACHE=1`` turns all caches off, ``CGRAPH_CACHE_DIR`` is the folder
+        of all, by default ``~/.cache/cgraph``.
+        """
+        if not config.cache or os.environ.get("CGRAPH_DISABLE_COMPILE_CACHE", "0") not in ("", "0"):
+            return cls(None, "")
+        key = key_of(config, graph)
+        root = os.environ.get("CGRAPH_CACHE_DIR") or "~/.cache/cgraph"
+        folder = Path(config.cache_dir or root).expanduser() / "pieces" / key[:10]
+        return cls(folder / f"rank_{_torch.rank()}", key)
+
+    def get(self, number: int, size: int | None) -> StoredPiece | None:
+        """Return a piece compiled for a size, or for any; None if there is none.
+
+        Args:
+            number: The number of the piece.
+            size: The size; None for any.
+        """
+        if self.folder is None:
+            return None
+        path = self._path(number, size)
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            _warn(f"{path} cannot be read, and its piece is compiled anew: {error}")
+            return None
+        try:
+            return self._opened(content, number, size)
+        except ValueError as error:
+            self.refuse(number, size, error)
+            return None
+
+    def refuse(self, number: int, size: int | None, reason: object) -> None:
+        """Tell that a file cannot be used; it is replaced when its piece has been compiled."""
+        _warn(f"{self._path(number, size)} is refused, and its piece is compiled anew: {reason}")
+
+    def put(self, number: int, size: int | None, piece: StoredPiece) -> None:
+        """Store a piece; where that fails, tell of it."""
+        if self.folder is None:
+            return
+        header = json.dumps({**self._head(number, size, piece.code), "guards": piece.guards})
+        path = self._path(number, size)
+        try:
+            with tempfile.NamedTemporaryFile(dir=self.folder, delete=False) as file:
+                try:
+                    file.write(_MAGIC + header.encode() + b"\n" + piece.code)
+                    file.flush()
+                    os.replace(file.name, path)
+                except BaseException:
+                    os.unlink(file.name)
+                    raise
+        except OSError as error:
+            _warn(f"{path} cannot be written: {error}")
+
+    def _opened(self, content: bytes, number: int, size: int | None) -> StoredPiece:
+        """Check the content of a file.
+
+        Raises:
+            ValueError: It is not what was stored here.
+        """
+        if not content.startswith(_MAGIC):
+            raise ValueError("it is no file of cgraph's, or of another version of it")
+        line, found, code = content[len(_MAGIC) :].partition(b"\n")
+        header = json.loads(line) if found else None
+        if not isinstance(header, dict):
+            raise ValueError("it has no header")
+        for name, wanted in self._head(number, size, code).items():
+            if header.get(name) != wanted:
+                raise ValueError(f"its {name} is {header.get(name)!r:.40}, expected {wanted!r:.40}")
+        if not isinstance(guards := header.get("guards"), list):
+            raise ValueError(f"its guards are {guards!r:.40}, expected a list")
+        return StoredPiece(code, tuple(map(Guard.parsed, guards)))
+
+    def _head(self, number: int, size: int | None, code: bytes) -> dict[str, Any]:
+        return {
+            "key": self._key,
+            "torch": torch.__version__,
+            "cgraph": cgraph.__version__,
+            "piece": number,
+            "size": size,
+            "sha256": hashlib.sha256(code).hexdigest(),
+        }
+
+    def _path(self, number: int, size: int | None) -> Path:
+        assert self.folder is not None
+        return self.folder / f"piece_{number}_{'any' if size is None else size}"
+
+
+def key_of(config: PiecewiseConfig, graph: torch.fx.GraphModule) -> str:
+    """Return a key of all that compiled pieces depend on.
+
+    The split and the options of Inductor, Inductor's own configuration and the modes of torch, the
+    versions, the device, the graph with the form of its inputs, and the content of each source file
+    that the graph was traced through.
+    """
+    parts: list[object] = [
+        (config.splitting_ops, config.merge_splits, config.inductor_options),
+        (torch.__version__, cgraph.__version__, _torch.device_names()),
+        _torch.compiler_state(),
+        graph.code,
+    ]
+    for node in graph.graph.nodes:
+        value = _torch.example_of(node)
+        if node.op == "placeholder" and isinstance(value, torch.Tensor):
+            form = value.dtype, value.device, tuple(value.shape), value.stride()
+            parts.append((str(node.target), *map(str, form)))
+    for path in sorted(_torch.traced_files(graph)):
+        try:
+            parts.append((path, hashlib.sha256(Path(path).read_bytes()).hexdigest()))
+        except OSError:
+            # Code that was typed or made has no file; the graph has what it does.
+            parts.append((path, None))
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def _warn(text: str) -> None:
+    warnings.warn(f"cache of compiled pieces: {text}", CgraphWarning, levels_to_user())
