@@ -5,6 +5,7 @@ See :class:`GraphLadder` for an example.
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeVar
@@ -29,14 +30,16 @@ class GraphLadder:
     """Captured graphs by key, one for each size of a batch or whatever else distinguishes calls.
 
     Their memory is that of the largest if the largest is captured first, as later captures take the
-    memory of earlier results. So a result is valid until the next call of the ladder.
+    memory of earlier results. So a result is valid until the next call or capture of the ladder,
+    and may be an argument of a later capture only with ``weak_outputs=False``.
 
     Args:
         pool: The pool of all captures, as for :class:`cgraph.graph`; by default a new one.
         weak_outputs: Let captures to come have the memory of results. Without it each graph keeps
             its own.
         check_addresses: Refuse a call whose tensors do not lie where those of the capture lay,
-            instead of copying them there.
+            instead of copying them there. So it is, in any case, where tensors of the capture
+            share memory with each other, or within themselves as expanded ones.
         fresh_outputs: Copy the results of each call to new tensors, in the same replay.
 
     A capture keeps its function, the arguments and ``keep``. The ladder keeps the pool.
@@ -98,7 +101,8 @@ class GraphLadder:
             The result of the function, as calls return it.
 
         Raises:
-            ArgumentError: The key is not hashable.
+            ArgumentError: The key is not hashable, or an argument lies in memory of the pool that
+                nobody owns, as the result of another key does.
             CaptureError: A capture is open, or the function cannot be captured.
 
         If anything raises, an earlier capture of the key stays.
@@ -214,7 +218,8 @@ class _Rung:
         self._built = _builder(self.result, leaves, spec)
         self.replay, self.is_static = graph.replay, True
         self._feed = graph._feeder()
-        self._addresses = tuple(one.data_ptr() for one in sample.tensors)
+        self._places = _places_of(sample.tensors)
+        self._is_shared = _share_memory(sample.tensors)
         self._fresh: _FreshResults | None = None
 
     @classmethod
@@ -243,6 +248,7 @@ class _Rung:
 
         driver, token = _driver.current(), _driver.token(pool)
         blocks = PoolBlocks(driver, pool) if is_weak else None
+        _require_owned(driver, token, sample)
         graph, result = SegmentedGraph._with_results(
             lambda: fn(*args),
             results if is_fresh else lambda _: (),
@@ -265,32 +271,77 @@ class _Rung:
 
     def __call__(self, args: tuple[Any, ...], *, checks: bool) -> Any:
         """Replay with arguments, or without."""
-        if not args:
-            tensors = self._sample.tensors
-        else:
-            tensors = self._sample.matched(self._name, args, {})
-            if checks:
-                self._require_addresses(tensors)
+        tensors = self._sample.tensors
+        if args:
+            given = self._sample.matched(self._name, args, {})
+            if checks or self._is_shared:
+                self._require_places(given)
+            else:
+                tensors = given
         if self._fresh is not None:
             return self._built(self._fresh(tensors, self._leaves))
         self._feed(tensors)
         return self.result
 
-    def _require_addresses(self, tensors: Sequence[torch.Tensor]) -> None:
-        now = tuple(one.data_ptr() for one in tensors)
-        if now == self._addresses:
+    def _require_places(self, tensors: Sequence[torch.Tensor]) -> None:
+        now = _places_of(tensors)
+        if now == self._places:
             return
         names = [name for name, _ in self._sample.named_tensors()]
         moved = [
-            f"{name}: expected {before:#x}, got {here:#x}"
-            for name, before, here in zip(names, self._addresses, now, strict=True)
+            f"{name}: expected {_place_in_words(before)}, got {_place_in_words(here)}"
+            for name, before, here in zip(names, self._places, now, strict=True)
             if before != here
         ]
+        why = (
+            "The tensors of the capture share memory, so that no others can be copied there:"
+            " capture with tensors of their own"
+            if self._is_shared
+            else "Write new values into the tensors of the capture, or leave check_addresses off,"
+            " so that they are copied"
+        )
         raise ArgumentError(
             f"Input addresses for cudagraphs are different during replay of {self._name}:"
-            f" {'; '.join(moved)}. Write new values into the tensors of the capture, or leave"
-            " check_addresses off, so that they are copied"
+            f" {'; '.join(moved)}. {why}"
         )
+
+
+_Place = tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype]
+
+
+def _places_of(tensors: Sequence[torch.Tensor]) -> list[_Place]:
+    """Return where tensors lie, and how."""
+    return [(one.data_ptr(), tuple(one.shape), one.stride(), one.dtype) for one in tensors]
+
+
+def _place_in_words(place: _Place) -> str:
+    address, shape, strides, _ = place
+    return f"{address:#x} with shape {shape} and strides {strides}"
+
+
+def _share_memory(tensors: Sequence[torch.Tensor]) -> bool:
+    """Return whether tensors share memory with each other, or within themselves."""
+    plain = [one for one in tensors if one.layout is torch.strided and one.numel()]
+    spans = sorted(map(_torch.span_of, plain))
+    overlaps = any(begin < end for (_, end), (begin, _) in itertools.pairwise(spans))
+    return overlaps or any(map(_torch.overlaps_itself, plain))
+
+
+def _require_owned(driver: _driver.Driver, pool: Handle, sample: Sample) -> None:
+    """Refuse arguments in a pool's memory that a capture into the pool may take."""
+    inside = [
+        (name, one)
+        for name, one in sample.named_tensors()
+        if _torch.can_be_unowned(one) and driver.is_in_pool(one, pool)
+    ]
+    owned = driver.block_starts(pool) if inside else set()
+    for name, one in inside:
+        if one.untyped_storage().data_ptr() not in owned:
+            raise ArgumentError(
+                f"argument {name} lies in memory of the pool that nobody owns, as results of a"
+                " ladder do, and the capture would write over it: clone it, or make the ladder with"
+                " weak_outputs=False"
+            )
 
 
 class _FreshResults:
@@ -314,7 +365,7 @@ class _FreshResults:
         last = graph.segments[-1]._captured
         assert last is not None
         self._make = None if last.results is None else last.results.fresh.make
-        self._feed = graph._fresh_feeder()
+        self._feed, self._feed_fresh = graph._feeder(), graph._fresh_feeder()
         self._places = places
         memories = {_torch.storage_id(one) for one in _torch.memories_of(statics)}
         # Views of arguments lie in the copies, which the next call writes.
@@ -335,11 +386,14 @@ class _FreshResults:
 
     def __call__(self, tensors: tuple[torch.Tensor, ...], leaves: Sequence[Any]) -> list[Any]:
         """Replay, and return the leaves of the function's result with new tensors."""
-        made, to = ([], []) if self._make is None else self._make()
-        self._feed(tensors, to, made)
         found = list(leaves)
-        for place, one in zip(self._places, made, strict=True):
-            found[place] = one
+        if self._make is None:
+            self._feed(tensors)
+        else:
+            made, to = self._make()
+            self._feed_fresh(tensors, to, made)
+            for place, one in zip(self._places, made, strict=True):
+                found[place] = one
         for place in self._views:
             found[place] = found[place].clone()
         return found

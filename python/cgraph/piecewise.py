@@ -32,6 +32,7 @@ from cgraph._piecewise.dispatcher import BatchKey, Dispatcher, RuntimeMode
 from cgraph._piecewise.report import PieceReport, PiecewiseReport, SizeReport
 from cgraph._piecewise.size_plan import SizePlan, plan_sizes
 from cgraph._piecewise.split import SplitItem, split_graph
+from cgraph.errors import ArgumentError
 
 __all__ = [
     "BatchKey",
@@ -54,11 +55,19 @@ __all__ = [
 def mark_size(tensor: torch.Tensor, dim: int = 0) -> None:
     """Let torch's compiler leave a size of an input open, for 1 as well as for larger ones.
 
-    Mark the inputs of the first call of a compiled model. ``torch._dynamo.mark_dynamic`` leaves 1
-    out: a call of that size compiles again.
+    Mark each input of the first call of a compiled model that has the size. If several have, the
+    model says that they are equal: ``torch._check(x.shape[0] == y.shape[0])``.
+    ``torch._dynamo.mark_dynamic`` leaves 1 out: a call of that size compiles again.
 
     Args:
         tensor: An input of the model.
         dim: The dimension whose size differs between calls.
+
+    Raises:
+        ArgumentError: The tensor has no such dimension.
     """
-    _torch.mark_open_size(tensor, dim)
+    if type(dim) is not int or not -tensor.dim() <= dim < tensor.dim():
+        raise ArgumentError(
+            f"dim is {dim!r:.40}, expected a dimension of a tensor of shape {tuple(tensor.shape)}"
+        )
+    _torch.mark_open_size(tensor, dim % tensor.dim())

@@ -124,9 +124,89 @@ def test_row_2_49_addresses_are_compared_where_that_is_asked_for(lab: Lab) -> No
     ladder = ladder_of(layer, check_addresses=True)
     ladder(4, layer.x[:4])
     moved = fresh(lab, 4, 16)
-    said = rf"(?s)Input addresses .*args\[0\]: expected {layer.x.data_ptr():#x}, got"
+    said = rf"(?s)Input addresses .*args\[0\]: expected {layer.x.data_ptr():#x} with .*, got"
     with pytest.raises(ArgumentError, match=said):
         ladder(4, moved)
+
+
+def test_a_tensor_at_the_same_address_with_other_strides_has_moved(lab: Lab) -> None:
+    memory = torch.arange(16.0, device=lab.device)
+    ladder = GraphLadder(check_addresses=True)
+    ladder.capture("k", lambda x: x * 2, memory.view(4, 4)[:, :2])
+    assert torch.equal(ladder("k", memory.view(4, 4)[:, :2]), memory.view(4, 4)[:, :2] * 2)
+    with pytest.raises(ArgumentError, match="Input addresses"):
+        ladder("k", memory.view(8, 2)[:4])
+    assert torch.equal(memory, torch.arange(16.0, device=lab.device))
+
+
+@pytest.mark.parametrize("kind", ["same", "overlapping", "expanded"])
+def test_arguments_that_share_memory_must_stay(lab: Lab, kind: str) -> None:
+    memory = torch.ones(8, device=lab.device)
+    shared = {
+        "same": (memory[:4], memory[:4]),
+        "overlapping": (memory[:4], memory[2:6]),
+        "expanded": (memory[:1].expand(4), memory[4:]),
+    }[kind]
+    ladder = GraphLadder()
+    ladder.capture("k", lambda x, y: torch.relu(x) + y, *shared)
+    assert torch.equal(ladder("k", *shared), torch.full((4,), 2.0, device=lab.device))
+    with pytest.raises(ArgumentError, match="share memory, so that no others can be copied there"):
+        ladder("k", fresh(lab, 4), fresh(lab, 4))
+
+
+def test_arguments_may_be_swapped(lab: Lab) -> None:
+    x, y, z = (fresh(lab, 4) for _ in range(3))
+    given = [one.clone() for one in (x, y, z)]
+    ladder = GraphLadder()
+    ladder.capture("k", lambda x, y, z: (x - 2 * y) * z, x, y, z)
+    got = ladder("k", y, z, x)
+    assert torch.allclose(got, (given[1] - 2 * given[2]) * given[0])
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+def test_fresh_results_may_be_none_views_and_tensors_from_before(lab: Lab, breaks: bool) -> None:
+    out = torch.zeros(4, device=lab.device)
+    relu = cgraph.eager_break(torch.relu) if breaks else torch.relu
+
+    def nothing(x: Tensor) -> None:
+        out.copy_(relu(x) * 2)
+
+    def kept(x: Tensor) -> Tensor:
+        out.copy_(relu(x) * 2)
+        return out
+
+    def view(x: Tensor) -> Tensor:
+        out.copy_(relu(x) * 2)
+        return x[1:]
+
+    ladder = GraphLadder(fresh_outputs=True)
+    for key, function in (("nothing", nothing), ("kept", kept), ("view", view)):
+        ladder.capture(key, function, fresh(lab, 4))
+        for _ in range(3):
+            x = fresh(lab, 4)
+            result = ladder(key, x)
+            assert torch.equal(out, torch.relu(x) * 2)
+            if key == "nothing":
+                assert result is None
+            else:
+                assert torch.equal(result, out if key == "kept" else x[1:])
+
+
+def test_a_result_that_nobody_owns_is_no_argument_of_a_later_capture(lab: Lab) -> None:
+    def second(h: Tensor) -> Tensor:
+        return torch.sin(h * 2 + 1) + torch.cos(h * 3) * h
+
+    x = fresh(lab, 8, 8)
+    weak, strong = GraphLadder(), GraphLadder(weak_outputs=False)
+    h = weak.capture(0, lambda x: x * 2 + 1, x)
+    with pytest.raises(
+        ArgumentError, match=r"args\[0\] lies in memory of the pool that nobody owns"
+    ):
+        weak.capture(1, second, h)
+    h = strong.capture(0, lambda x: x * 2 + 1, x)
+    strong.capture(1, second, h)
+    x = fresh(lab, 8, 8)
+    assert torch.allclose(strong(1, strong(0, x)), second(x * 2 + 1), atol=1e-5)
 
 
 def test_wrong_calls_name_what_was_expected(lab: Lab) -> None:

@@ -239,6 +239,48 @@ def test_sizes_1_and_2_are_replayed_where_backed_sizes_are_oblivious(lab: Lab) -
     assert served.backend.counters.captures == 4
 
 
+def test_an_expanded_input_makes_calls_run_without_a_graph(lab: Lab) -> None:
+    def model(x: Tensor) -> Tensor:
+        return torch.ops.served.routed(x * 2) + 1
+
+    backend = PiecewiseBackend(
+        splitting_ops=["served::routed"], capture_sizes=[4], compiler="eager"
+    )
+    fast = torch.compile(model, backend=backend)
+    with pytest.warns(EagerWarning, match=r"its input L_x_ is expanded.*contiguous\(\)"):
+        for _ in range(5):
+            x = fresh(lab, 4).expand(3, 4)
+            mark_size(x, -1)
+            assert torch.allclose(fast(x), model(x))
+    assert backend.counters.replays == 0
+    with pytest.raises(cgraph.errors.ArgumentError, match=r"dim is 2, expected a dimension of"):
+        mark_size(x, 2)
+
+
+def test_sizes_that_were_captured_before_a_warm_up_share_its_pool(lab: Lab) -> None:
+    served = Served(lab, Decoder(), capture_sizes=[2, 4, 8])
+    for _ in range(3):
+        served.check(8)
+    served.backend.warm_up(served.check, progress=False)
+    assert [one.reserved > 0 for one in served.backend.report().sizes] == [False, False, True]
+
+
+def test_results_that_lie_in_no_graph_are_returned_at_each_call(lab: Lab) -> None:
+    out = torch.zeros(16, device=lab.device)
+
+    class Sums(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            out.copy_(torch.ops.served.routed(x * 2).sum(0))
+            return out
+
+    served = Served(lab, Sums(), splitting_ops=["served::routed"], capture_sizes=[4])
+    for _ in range(6):
+        x = served.rows(4)
+        got = served.fast(x).clone()
+        assert torch.allclose(got, served.eager(x), atol=1e-4)
+    assert served.backend.counters.replays == 3
+
+
 def test_gradients_are_refused(lab: Lab) -> None:
     served = Served(lab, Decoder())
     with torch.enable_grad(), pytest.raises(RuntimeError, match=r"under torch\.no_grad\(\)"):

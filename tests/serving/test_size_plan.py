@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 
+import numpy as np
 import pytest
 
 from cgraph.errors import ArgumentError
@@ -55,6 +56,13 @@ def test_budgets_of_bytes_and_seconds_limit_the_number_of_sizes() -> None:
         "its",
         "rows",
     ]
+
+
+def test_a_budget_that_is_a_multiple_of_the_cost_is_used_up() -> None:
+    assert len(plan_sizes(range(1, 9), seconds=0.3, cost=(1, 0.1)).sizes) == 3
+    assert len(plan_sizes(range(1, 9), bytes=3e6, cost=(1_000_000, 0.1)).sizes) == 3  # type: ignore[arg-type]
+    counts = {np.int64(3): np.int64(2), np.int64(5): np.int64(1)}
+    assert plan_sizes(counts, cost=(1, 0.1)).sizes == (3, 5)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import served  # noqa: F401 (defines operators)
+from cgraph._piecewise.split import operator_name
 from cgraph.errors import ArgumentError, CgraphWarning
 from cgraph.piecewise import SplitItem, split_graph
 
@@ -131,6 +132,48 @@ def test_items_of_a_result_stay_with_the_call_that_made_it() -> None:
     calls = [node for node in items[0].graph.graph.nodes if node.op == "call_function"]
     assert len(calls) == 3
     assert torch.equal(whole(x)[0], body(x))
+
+
+def test_a_tensor_is_indexed_after_the_writes_before() -> None:
+    """Row 2-25: only items of a sequence belong to the call that returned it."""
+
+    def last(x: Tensor, cache: Tensor, places: Tensor) -> Tensor:
+        y = x * 2
+        out = torch.zeros_like(y)
+        torch.ops.served.attend(y, cache, out)
+        return out[places] * 3
+
+    def late(x: Tensor, cache: Tensor, places: Tensor) -> Tensor:
+        y = torch.ops.served.routed(x)
+        part = y[:, :2]
+        y.add_(1)
+        return y[places + 1] * part.sum()
+
+    for body, op in ((last, "served::attend"), (late, "served::routed")):
+        inputs = torch.randn(4, 3), torch.zeros(4, 3), torch.tensor([0, 2])
+        whole, items = split_graph(dynamo(body, *inputs), [op])
+        assert sum(splitting(items)) == 1
+        names = {node.target: place for place, node in enumerate(_placeholders(whole))}
+        given = [inputs[{"L_x_": 0, "L_cache_": 1, "L_places_": 2}[name]] for name in names]
+        assert torch.equal(whole(*given)[0], body(*inputs))
+
+
+def _placeholders(graph: torch.fx.GraphModule) -> list[torch.fx.Node]:
+    return [node for node in graph.graph.nodes if node.op == "placeholder"]
+
+
+def test_operators_have_the_same_name_in_each_process() -> None:
+    ops = [torch.ops.aten.add, torch.ops.aten.add.Tensor, torch.cumsum, torch.Tensor.cumsum]
+    names = ["aten.add", "aten.add.Tensor", "torch.cumsum", "torch.Tensor.cumsum"]
+    assert [operator_name(one) for one in ops] == names
+    assert operator_name(torch.nn.functional.softmax) == "torch.nn.functional.softmax"
+    graph = make_fx(lambda x: (x * 2 + 1).cos())(torch.randn(4))
+    _, items = split_graph(graph, [torch.ops.aten.add])
+    assert splitting(items) == [False, True, False]
+    _, items = split_graph(
+        dynamo(lambda x: (x * 2).cumsum(0) + 1, torch.randn(4)), [torch.Tensor.cumsum]
+    )
+    assert splitting(items) == [False, True, False]
 
 
 def test_calls_that_follow_each_other_are_one_part_where_that_is_asked_for() -> None:

@@ -46,7 +46,9 @@ class Feed:
 
         def run() -> None:
             with torch.no_grad(), _torch.without_modes():
-                for static, tensor in copies:
+                # A tensor may lie in another static one.
+                read = [one.clone() for _, one in copies] if copies[1:] else [copies[0][1]]
+                for (static, _), tensor in zip(copies, read, strict=True):
                     static.copy_(tensor)
 
         if copies:

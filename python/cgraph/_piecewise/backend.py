@@ -42,14 +42,15 @@ class PiecewiseBackend:
 
     One backend serves one model: Dynamo must not compile it again. So exactly one size of its
     inputs is open, which :func:`cgraph.piecewise.mark_size` says, and calls run without gradients.
-    Inputs with the open size are copied to memory that stays; other tensors, such as weights and
-    caches, must be the same objects in each call, at the same place. A call with another one runs
-    without a graph.
+    Inputs with the open size are copied to memory that stays. Other tensors, such as weights and
+    caches, stay where they are: a call with another object in place of one runs without a graph,
+    but new memory of the same object (``weight.data = ...``) is not noticed, and needs
+    :meth:`clear`. Their contents may change.
 
     >>> import torch, cgraph
     >>> from cgraph.piecewise import PiecewiseBackend, mark_size
     >>> backend = PiecewiseBackend(splitting_ops=["torch.cumsum"], capture_sizes=[1, 2, 4])
-    >>> model = torch.compile(lambda x: (x * 2).cumsum(0).cos(), backend=backend)
+    >>> model = torch.compile(lambda x: torch.cumsum(x * 2, 0).cos(), backend=backend)
     """
 
     def __init__(
@@ -107,6 +108,8 @@ class PiecewiseBackend:
         self.counters.graphs += 1
         self.counters.parts += len(items)
         self.counters.pieces += sum(not item.is_splitting_graph for item in items)
+        if self._pool is None:
+            self._pool = driver.pool_handle()
         self._ladder = GraphLadder(
             self._pool,
             check_addresses=not config.copy_inputs,
@@ -143,9 +146,7 @@ class PiecewiseBackend:
             return
         if self._calls is None:
             call(sizes[-1])
-        assert self._ladder is not None
-        with capture_scope(self._pool, freeze=freeze) as pool:
-            self._ladder._pool = pool
+        with capture_scope(self._pool, freeze=freeze):
             for size in largest_first(sizes, "capture pieces", shows=progress):
                 for _ in range(self.config.warmups + 1):
                     call(size)
@@ -179,7 +180,7 @@ def _once(reason: str | None) -> str:
         else "the model has a graph break, or the backend has another model already"
     )
     return (
-        f"PiecewiseBackend can only be called once, and {why}. Mark the size of a batch with"
-        " cgraph.piecewise.mark_size(x, 0) before the first call, keep everything else equal"
-        " between calls, and make one backend for each model"
+        f"PiecewiseBackend can only be called once, and {why}. Mark the size of a batch in every"
+        " input that has it, with cgraph.piecewise.mark_size(x, 0) before the first call, keep"
+        " everything else equal between calls, and make one backend for each model"
     )

@@ -22,12 +22,14 @@ class OpenSize:
         sized: The places of tensors whose shape has it.
         others: The places of all other tensors.
         names: The names of all inputs.
+        keeps_offsets: True if calls take notice of where an input begins in its storage.
     """
 
     place: int
     sized: tuple[int, ...]
     others: tuple[int, ...]
     names: tuple[str, ...]
+    keeps_offsets: bool
 
     @classmethod
     def of(cls, graph: torch.fx.Graph) -> OpenSize:
@@ -53,7 +55,8 @@ class OpenSize:
         if len(symbols) != 1:
             raise ArgumentError(_several(symbols, values, names) if symbols else _NONE)
         others = tuple(place for place in tensors if place not in sized)
-        return cls(next(iter(symbols.values())), tuple(sized), others, names)
+        keeps_offsets = any("as_strided" in str(node.target) for node in graph.nodes)
+        return cls(next(iter(symbols.values())), tuple(sized), others, names, keeps_offsets)
 
 
 _NONE = (
@@ -74,8 +77,9 @@ def _several(symbols: dict[str, int], values: list[Any], names: tuple[str, ...])
         having.append(f"{symbol} of {', '.join(inputs) or 'no tensor'}")
     return (
         f"a model in pieces with {len(symbols)} symbolic sizes ({'; '.join(having)}), expected one:"
-        " graphs are found by that of the batch, and the others would be constants of them. Give"
-        " the other inputs a fixed size, or mark them with torch._dynamo.mark_static"
+        " graphs are found by that of the batch, and the others would be constants of them. If they"
+        " are equal, say so in the model: torch._check(x.shape[0] == y.shape[0]). Otherwise give"
+        " the other inputs a fixed size"
     )
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import numbers
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -63,8 +65,8 @@ def plan_sizes(
     """Choose the sizes to capture that save most padding within a budget.
 
     Captures of one ladder share the memory of the largest, so each further one costs its exec and
-    its time: measure one, as ``ladder.bytes(key)`` and ``ladder.memory(key).seconds`` of a size
-    that is not the first.
+    its time: measure one, as ``ladder.bytes(key)`` and ``ladder.graph(key).memory().seconds`` of a
+    key that is not the first.
 
     Args:
         histogram: How many batches there are of each size, or the sizes of batches.
@@ -95,9 +97,10 @@ def plan_sizes(
         raise ArgumentError(f"cost is {cost!r:.80}, expected bytes and seconds, at least 0")
     limits = [len(counts)]
     if bytes is not None and each_bytes:
-        limits.append(bytes // each_bytes)
+        limits.append(int(bytes / each_bytes))
     if seconds is not None and each_seconds:
-        limits.append(int(seconds / each_seconds))
+        # 0.3 s are three times 0.1 s.
+        limits.append(int(seconds / each_seconds * (1 + 1e-9)))
     if most is not None:
         limits.append(most)
     if (limit := min(limits)) < 1:
@@ -106,29 +109,31 @@ def plan_sizes(
             f" {in_time(each_seconds)}"
         )
     sizes = np.array(sorted(counts), dtype=np.int64)
-    numbers = np.array([counts[int(one)] for one in sizes], dtype=np.int64)
-    chosen = _chosen(sizes, numbers, limit)
+    per_size = np.array([counts[int(one)] for one in sizes], dtype=np.int64)
+    chosen = _chosen(sizes, per_size, limit)
     ends = [0, *(place + 1 for place in chosen)]
     batches, padding = [], []
     for begin, end in itertools.pairwise(ends):
         size, inside = sizes[end - 1], slice(begin, end)
-        batches.append(int(numbers[inside].sum()))
-        padding.append(int(((size - sizes[inside]) * numbers[inside]).sum()))
+        batches.append(int(per_size[inside].sum()))
+        padding.append(int(((size - sizes[inside]) * per_size[inside]).sum()))
     return SizePlan(
         sizes=tuple(int(sizes[place]) for place in chosen),
         batches=tuple(batches),
         padding=tuple(padding),
-        rows=int((sizes * numbers).sum()),
+        rows=int((sizes * per_size).sum()),
         bytes=each_bytes * len(chosen),
         seconds=each_seconds * len(chosen),
     )
 
 
-def _chosen(sizes: np.ndarray, numbers: np.ndarray, limit: int) -> list[int]:
+def _chosen(sizes: np.ndarray, per_size: np.ndarray, limit: int) -> list[int]:
     """Return the places of at most so many sizes with the least padding, the last among them."""
     # Batches i … j padded to size j cost: size j times their number, less their rows.
-    number = np.concatenate([[0], np.cumsum(numbers)])
-    rows = np.concatenate([[0], np.cumsum(numbers * sizes)])
+    number = np.concatenate([[0], np.cumsum(per_size)])
+    rows = np.concatenate([[0], np.cumsum(per_size * sizes)])
+    if limit >= len(sizes):
+        return list(range(len(sizes)))
     best = sizes * number[1:] - rows[1:]
     before: list[np.ndarray] = []
     for _ in range(limit - 1):
@@ -151,17 +156,17 @@ def _chosen(sizes: np.ndarray, numbers: np.ndarray, limit: int) -> list[int]:
 
 
 def _counts(histogram: Mapping[int, int] | Iterable[int]) -> dict[int, int]:
-    if isinstance(histogram, Mapping):
-        counts = {size: count for size, count in histogram.items() if count}
-    else:
-        sizes = list(histogram)
-        counts = {size: sizes.count(size) for size in set(sizes)}
-    for size, count in counts.items():
-        if type(size) is not int or size < 1 or type(count) is not int or count < 0:
+    items = histogram.items() if isinstance(histogram, Mapping) else Counter(histogram).items()
+    counts = {}
+    for size, count in items:
+        whole = isinstance(size, numbers.Integral) and isinstance(count, numbers.Integral)
+        if not whole or size < 1 or count < 0:
             raise ArgumentError(
                 f"histogram has {count!r:.40} batches of size {size!r:.40}, expected numbers, each"
                 " at least 1"
             )
+        if count:
+            counts[int(size)] = int(count)
     if not counts:
         raise ArgumentError("histogram has no batch, expected the sizes of some")
     return counts

@@ -123,7 +123,9 @@ class SizedCalls:
                 self._counters.uncaptured += 1
                 return self._general(*args)
             wants = found.is_captured and found.refused is None and size not in self._captured
-            if wants and found.warmups >= self._config.warmups:
+            # A capture allows no compilation inside.
+            warmups = max(self._config.warmups, size in self._config.compile_sizes)
+            if wants and found.warmups >= warmups:
                 return self._capture(found, args)
             self._counters.uncaptured += 1
             if not wants:
@@ -134,6 +136,14 @@ class SizedCalls:
     def _capture(self, found: Size, args: tuple[Any, ...]) -> Any:
         """Capture a size; return the result of the call, which has run."""
         places, given = self._open.sized, list(args)
+        for place in places:
+            if self._config.copy_inputs and _torch.overlaps_itself(args[place]):
+                self._refuse(
+                    f"its input {self._open.names[place]} is expanded, and cannot be copied to:"
+                    " give it as contiguous()"
+                )
+                self._counters.uncaptured += 1
+                return found.program(*args)
         inputs = [args[place] for place in places]
         if self._config.copy_inputs:
             inputs = [self._buffer(place, args[place]) for place in places]
@@ -166,6 +176,12 @@ class SizedCalls:
         self._captured[found.size] = found
         return result
 
+    def _refuse(self, reason: str) -> None:
+        """Capture no size of the model any more."""
+        for size in self._sizes.values():
+            size.refused = reason
+        _warn(f"calls run without a graph: {reason}")
+
     def _refused(
         self,
         found: Size,
@@ -177,13 +193,10 @@ class SizedCalls:
         with torch.no_grad():
             for one, source in copied:
                 source.copy_(one)
-        reason = (
+        self._refuse(
             f"the model writes its input {self._open.names[place]}, which is copied: return the new"
             " value, or set copy_inputs=False and keep the input where it is"
         )
-        for size in self._sizes.values():
-            size.refused = reason
-        _warn(f"calls run without a graph: {reason}")
         self._counters.uncaptured += 1
         if self._config.outputs == "static":
             # The graph goes, and its memory with it.
@@ -194,7 +207,9 @@ class SizedCalls:
     def _buffer(self, place: int, tensor: torch.Tensor) -> torch.Tensor:
         """Return memory that stays, like an input; sizes share that of the largest so far."""
         steps = zip(tensor.shape, tensor.stride(), strict=True)
-        length = tensor.storage_offset()
+        # Only as_strided takes notice of the offset.
+        offset = tensor.storage_offset() if self._open.keeps_offsets else 0
+        length = offset
         if tensor.numel():
             length += 1 + sum((size - 1) * step for size, step in steps)
         # Writes to it are to count.
@@ -203,7 +218,7 @@ class SizedCalls:
             if known is None or known.numel() < length:
                 known = torch.empty(length, dtype=tensor.dtype, device=tensor.device)
                 self._buffers[place] = known
-            return known.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+            return known.as_strided(tensor.shape, tensor.stride(), offset)
 
     def _note_moved(self, found: Size, args: tuple[Any, ...]) -> None:
         """Tell once which tensor is another one than at the capture."""

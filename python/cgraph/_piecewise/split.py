@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.fx.passes.split_module import split_module
 
+from cgraph import _torch
 from cgraph._source import levels_to_user
 from cgraph.errors import ArgumentError, CgraphWarning
 
@@ -41,13 +42,14 @@ def split_graph(
     """Split a graph at operators: each call of one is a part by itself.
 
     Calls stay in their order, so that writes are seen by the same calls as before, and what takes
-    items of a call's result stays with that call.
+    items of a sequence that a call returns stays with that call.
 
     Args:
         graph: The graph, as Dynamo or ``make_fx`` makes it.
         ops: The operators: objects that the graph calls, such as ``torch.ops.mine.attention``, or
             names of them: ``"mine::attention"``, ``"mine.attention"``,
-            ``"mine.attention.default"``, ``"torch.nn.functional.softmax"``.
+            ``"mine.attention.default"``, ``"torch.nn.functional.softmax"``,
+            ``"torch.Tensor.cumsum"`` for calls of a method.
         merge: Let calls that follow each other be one part.
 
     Returns:
@@ -64,10 +66,10 @@ def split_graph(
     for node in graph.graph.nodes:
         if node.op in ("placeholder", "output"):
             continue
-        if node.target is operator.getitem and node.args[0] in parts:
+        if node.target is operator.getitem and _is_sequence(node.args[0]) and node.args[0] in parts:
             parts[node] = parts[node.args[0]]
             continue
-        names = _names_of(node.target) if node.op == "call_function" else set()
+        names = _names_of(node)
         known = names.intersection(wanted)
         found |= known
         # The number is new at the begin and at the end of a splitting part.
@@ -87,45 +89,55 @@ def split_graph(
 
 
 def operator_name(op: str | Any) -> str:
-    """Return the name by which an operator is looked for."""
+    """Return the name by which an operator is looked for: it is the same in each process."""
     if isinstance(op, str):
         return op.replace("::", ".")
-    if not callable(op):
+    if isinstance(op, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+        return str(op)
+    name = _name_of_function(op) if callable(op) else None
+    if name is None:
         raise ArgumentError(f"a splitting operator is {op!r:.80}, expected an operator or its name")
-    return max(_names_of(op), key=len)
+    return name
 
 
 _PART = "submod_"
 
 
-def _names_of(target: Any) -> set[str]:
-    """Return the names of what a graph calls."""
-    found = {str(target)}
+def _is_sequence(node: Any) -> bool:
+    """Return whether a call returns several values, and not a tensor to be indexed."""
+    value = _torch.example_of(node)
+    if value is None:
+        value = node.meta.get("val")
+    return isinstance(value, (tuple, list))
+
+
+def _names_of(node: torch.fx.Node) -> set[str]:
+    """Return the names of what a node calls."""
+    target = node.target
+    if node.op == "call_method":
+        return {f"torch.Tensor.{target}"}
+    if node.op != "call_function":
+        return set()
     if isinstance(target, torch._ops.OpOverload):
-        found.add(str(target.overloadpacket))
-    elif isinstance(target, torch._ops.OpOverloadPacket):
-        found.add(f"{target}.default")
-    elif callable(target):
-        name = getattr(target, "__name__", None)
-        module = getattr(target, "__module__", None)
-        if name is not None:
-            found.add(str(name))
-        if name is not None and module is not None:
-            found.add(f"{module}.{name}")
-        if public := torch.overrides.resolve_name(target):
-            found.add(public)
-    return found
+        return {str(target), str(target.overloadpacket)}
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        return {str(target), *(f"{target}.{one}" for one in target.overloads())}
+    names = {_name_of_function(target), getattr(target, "__name__", None)}
+    return {str(one) for one in names if one}
+
+
+def _name_of_function(function: Any) -> str | None:
+    """Return the full name of a function, as torch tells it if it is one of torch's."""
+    if public := torch.overrides.resolve_name(function):
+        return str(public)
+    name, module = getattr(function, "__qualname__", None), getattr(function, "__module__", None)
+    return None if name is None else f"{module}.{name}" if module else str(name)
 
 
 def _warn_of_missing(graph: torch.fx.GraphModule, missing: Sequence[str]) -> None:
     if not missing:
         return
-    known = {
-        name
-        for node in graph.graph.nodes
-        if node.op == "call_function"
-        for name in _names_of(node.target)
-    }
+    known = {name for node in graph.graph.nodes for name in _names_of(node)}
     for name in missing:
         near = ", ".join(difflib.get_close_matches(name, sorted(known), n=3, cutoff=0.4))
         warnings.warn(

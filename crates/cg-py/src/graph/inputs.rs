@@ -126,11 +126,16 @@ impl Inputs {
     ) -> PyResult<()> {
         self.require_count(tensors.len())?;
         sources.clear();
+        let mut by_torch = Vec::new();
         for (index, (slot, tensor)) in self.slots.iter().zip(tensors.iter_borrowed()).enumerate() {
             let fit = slot.signature.fit(&tensor, index)?;
-            sources.push(self.source(index, &tensor, fit)?);
+            let source = self.source(index, fit);
+            if source.is_none() {
+                by_torch.push((index, tensor.to_owned(), fit));
+            }
+            sources.push(source.unwrap_or(self.own[index]));
         }
-        Ok(())
+        self.copy_by_torch(by_torch)
     }
 
     /// The same for tensors that are known to fit. Often they lie where those of the call before lay.
@@ -151,11 +156,16 @@ impl Inputs {
         }
         self.require_count(tensors.len())?;
         sources.clear();
+        let mut by_torch = Vec::new();
         for (index, own) in self.own.iter().enumerate() {
             let fit = tensors.fit(index, *own);
-            sources.push(self.source(index, &tensors.get(index), fit)?);
+            let source = self.source(index, fit);
+            if source.is_none() {
+                by_torch.push((index, tensors.get(index).to_owned(), fit));
+            }
+            sources.push(source.unwrap_or(*own));
         }
-        Ok(())
+        self.copy_by_torch(by_torch)
     }
 
     /// Return whether no tensor, each of which is known to fit, has to be copied by torch.
@@ -185,15 +195,36 @@ impl Inputs {
         ))
     }
 
-    /// Return where a replay copies a tensor from; torch copies here what the kernel cannot.
+    /// Return where a replay copies a tensor from; none if torch has to copy it.
     #[inline]
-    fn source(&self, index: usize, tensor: &Bound<'_, PyAny>, fit: Match) -> PyResult<Address> {
-        let own = self.own[index];
+    fn source(&self, index: usize, fit: Match) -> Option<Address> {
         match fit {
-            Match::Same => Ok(own),
-            Match::Copy(address) if self.is_safe(index, address) => Ok(Address(address)),
-            Match::Copy(_) | Match::Torch => self.slots[index].copy_by_torch(tensor).map(|()| own),
+            Match::Same => Some(self.own[index]),
+            Match::Copy(address) if self.is_safe(index, address) => Some(Address(address)),
+            Match::Copy(_) | Match::Torch => None,
         }
+    }
+
+    /// Let torch copy tensors to static ones. Those that lie in other static ones, as where arguments are
+    /// swapped, are read before anything is written.
+    fn copy_by_torch(&self, tensors: Vec<(usize, Bound<'_, PyAny>, Match)>) -> PyResult<()> {
+        let are_several = tensors.len() > 1;
+        let mut read = Vec::new();
+        for (index, tensor, fit) in tensors {
+            let lies_in_slot =
+                matches!(fit, Match::Copy(from) if self.core.conflicts(index, Address(from)));
+            let tensor = tensor.call_method0(intern!(tensor.py(), "detach"))?;
+            read.push(if are_several && lies_in_slot {
+                (index, tensor.call_method0(intern!(tensor.py(), "clone"))?)
+            } else {
+                (index, tensor)
+            });
+        }
+        for (index, tensor) in read {
+            let own = self.slots[index].tensor.bind(tensor.py());
+            own.call_method1(intern!(own.py(), "copy_"), (tensor,))?;
+        }
+        Ok(())
     }
 
     /// Return whether the kernel can copy from there, which nothing writes at about the same time.
@@ -224,14 +255,6 @@ impl Slot {
             signature,
             tensor: tensor.call_method0("detach")?.unbind(),
         })
-    }
-
-    #[cold]
-    fn copy_by_torch(&self, tensor: &Bound<'_, PyAny>) -> PyResult<()> {
-        let py = tensor.py();
-        let tensor = tensor.call_method0(intern!(py, "detach"))?;
-        let own = self.tensor.bind(py);
-        own.call_method1(intern!(py, "copy_"), (tensor,)).map(drop)
     }
 }
 
