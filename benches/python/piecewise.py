@@ -1,4 +1,4 @@
-"""P6 and P8 for a server's model in pieces: ``PiecewiseBackend`` and ``GraphLadder``.
+"""P6, P8 and P14 for a server's model in pieces: ``PiecewiseBackend`` and ``GraphLadder``.
 
 P6 is the host time of 33 captured pieces with eager attention between them, for each piece; the
 eager part, the 32 calls of the attention alone, is subtracted. The loop replays each piece and
@@ -8,12 +8,19 @@ of its own from Python, with its graphs by size.
 P8 captures 33 pieces for 51 sizes, the largest first, into one pool: by torch's class with weak
 outputs, and by ``PiecewiseBackend.warm_up``. Both run each piece once before its capture.
 
+P14 starts a program twice whose 33 pieces Inductor compiles; the second finds them on disk.
+
     python benches/python/piecewise.py [--results folder]
 """
 
 from __future__ import annotations
 
 import gc
+import json
+import os
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -72,10 +79,15 @@ class Model(nn.Module):
 
 
 def main() -> None:
-    options = parsed(__doc__)
+    part = {"ladder": ladder_part, "start": start_part}.get(sys.argv[1] if sys.argv[1:] else "")
     with torch.no_grad():
+        if part is not None:
+            print(json.dumps(part(*sys.argv[2:])))
+            return
+        options = parsed(__doc__)
         replays(options.results)
         ladders(options.results)
+        starts(options.results)
 
 
 def replays(folder: Path | None) -> None:
@@ -164,32 +176,105 @@ def whole(model: Model, x: Tensor, outputs: Any) -> Callable[[], Tensor]:
 
 
 def ladders(folder: Path | None) -> None:
-    """Publish the table of P8."""
-    model = Model(DEEP, 4 * DEEP).bfloat16()
-    x = torch.randn(SIZES[-1], DEEP, device="cuda", dtype=torch.bfloat16)
-    model(x)
+    """Publish the table of P8: each way in processes of its own, as the driver keeps memory."""
     rows = []
-    for name, capture in (
-        ("torch's loop, weak outputs", by_torch),
-        ("PiecewiseBackend", by_pieces),
-    ):
-        capture(model, x, SIZES[-1:])
-        largest, _, _, _ = taken(capture, model, x, SIZES[-1:])
-        pool, execs, seconds, replay = taken(capture, model, x, SIZES)
+    for name in ("torch's loop, weak outputs", "PiecewiseBackend"):
+        largest, every = (child("ladder", name, which) for which in ("largest", "all"))
         rows.append(
             [
                 name,
-                f"{seconds:.2f}",
-                f"{largest / MIB:.0f}",
-                f"{pool / MIB:.0f}",
-                f"{pool / largest:.3f}",
-                f"{execs / MIB:.0f}",
-                f"{replay:.0f}",
+                f"{every['seconds']:.2f}",
+                f"{largest['pool'] / MIB:.0f}",
+                f"{every['pool'] / MIB:.0f}",
+                f"{every['pool'] / largest['pool']:.3f}",
+                f"{every['execs'] / MIB:.0f}",
             ]
         )
-    head = ["51 sizes, 33 pieces", "seconds", "largest alone MiB", "pool MiB", "ratio"]
-    head += ["execs MiB", "a call of 8 rows µs"]
+    head = ["51 sizes, 33 pieces", "seconds", "largest alone MiB", "pool MiB", "ratio", "execs MiB"]
     publish("P8-pieces", "a ladder of a model in pieces", head, rows, folder)
+
+
+def starts(folder: Path | None) -> None:
+    """Publish the table of two starts of a compiled model, the second from the cache on disk."""
+    rows = []
+    with tempfile.TemporaryDirectory() as cache:
+        for name in ("first", "second"):
+            with tempfile.TemporaryDirectory() as cold:
+                # Inductor's own caches are cold in both.
+                found = child("start", cache, TORCHINDUCTOR_CACHE_DIR=cold)
+            rows.append(
+                [
+                    name,
+                    f"{found['compilations']}",
+                    f"{found['loaded']}",
+                    f"{found['backend']:.2f}",
+                    f"{found['captures']:.2f}",
+                    f"{found['whole']:.2f}",
+                ]
+            )
+    head = ["start", "compilations", "loaded", "backend s", "captures s", "whole process s"]
+    publish("P14", "two starts of a compiled model in pieces", head, rows, folder)
+
+
+def child(*words: str, **environment: str) -> dict[str, Any]:
+    """Run a part of the bench in a process of its own; return what it prints."""
+    command = [sys.executable, __file__, *words]
+    began = time.perf_counter()
+    done = subprocess.run(
+        command, env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True, check=True
+    )
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return {**found, "whole": time.perf_counter() - began}
+
+
+def ladder_part(name: str, which: str) -> dict[str, float]:
+    """Capture sizes one way; return bytes of segments and execs, and seconds."""
+    capture = by_torch if name.startswith("torch") else by_pieces
+    sizes = SIZES if which == "all" else SIZES[-1:]
+    model = Model(DEEP, 4 * DEEP).bfloat16()
+    x = torch.randn(SIZES[-1], DEEP, device="cuda", dtype=torch.bfloat16)
+    model(x)
+    small = Model(WIDTH, WIDTH)
+    capture(small, torch.randn(8, WIDTH, device="cuda"), [8])
+    torch.compiler.reset()
+    before, reserved = free(), torch.cuda.memory_reserved()
+    call, seconds = capture(model, x, sizes)
+    found = before - free()
+    segments = torch.cuda.memory_reserved() - reserved
+    given = torch.randn(sizes[0], DEEP, device="cuda").bfloat16()
+    torch.testing.assert_close(call(given), model(given), rtol=5e-2, atol=5e-1)
+    return {"pool": segments, "execs": found - segments, "seconds": seconds}
+
+
+def start_part(cache: str) -> dict[str, float]:
+    """Compile by Inductor, and capture some sizes; return counts and seconds."""
+    model = Model(256, 1024)
+    backend = PiecewiseBackend(
+        splitting_ops=["bench::attend"], capture_sizes=[1, 8, 64], cache_dir=cache
+    )
+    seconds = 0.0
+
+    def timed(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        nonlocal seconds
+        began = time.perf_counter()
+        run = backend(graph, inputs)
+        seconds = time.perf_counter() - began
+        return run
+
+    fast = torch.compile(model, backend=timed)
+    x = torch.randn(64, 256, device="cuda")
+    mark_size(x)
+    torch.testing.assert_close(fast(x), model(x), rtol=1e-2, atol=1e-2)
+    began = time.perf_counter()
+    backend.warm_up(lambda size: fast(x[:size]), progress=False)
+    torch.cuda.synchronize()
+    counters = backend.counters
+    return {
+        "backend": seconds,
+        "captures": time.perf_counter() - began,
+        "compilations": counters.inductor_compilations,
+        "loaded": counters.loaded,
+    }
 
 
 Made = tuple[Callable[[Tensor], Tensor], float]
@@ -252,25 +337,6 @@ def by_pieces(model: Model, x: Tensor, sizes: Sequence[int]) -> Made:
     backend.warm_up(lambda size: fast(x[:size]), progress=False)
     torch.cuda.synchronize()
     return fast, time.perf_counter() - began
-
-
-def taken(
-    capture: Callable[[Model, Tensor, Sequence[int]], Made],
-    model: Model,
-    x: Tensor,
-    sizes: Sequence[int],
-) -> tuple[float, float, float, float]:
-    """Return bytes of segments and execs, the seconds of the captures, and µs of a call."""
-    before, reserved = free(), torch.cuda.memory_reserved()
-    call, seconds = capture(model, x, sizes)
-    found = before - free()
-    segments = torch.cuda.memory_reserved() - reserved
-    given = torch.randn(min(8, sizes[-1]) if 8 in sizes else sizes[-1], DEEP, device="cuda")
-    given = given.bfloat16()
-    torch.testing.assert_close(call(given), model(given), rtol=5e-2, atol=5e-1)
-    (us,) = host_us([lambda: call(given)], 5)
-    torch.compiler.reset()
-    return segments, found - segments, seconds, us
 
 
 def free() -> int:

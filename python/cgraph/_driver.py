@@ -113,9 +113,12 @@ class Recording(Protocol):
 
     Attributes:
         results: The tensors that replays copy to new memory; set before the end.
+        goes_on: True if another capture resumes this one, and has the bytes of both; set before the
+            end.
     """
 
     results: Sequence[Any]
+    goes_on: bool
 
     @property
     def pool(self) -> Handle:
@@ -168,7 +171,7 @@ class Driver(Protocol):
 
         ``labels`` is started inside the capture, and stopped when it ends in any way. ``statics``
         are tensors that replays copy to. ``resumes`` is a capture that has ended, whose dispatch
-        modes, if it has any, this capture uses again.
+        modes, if it has any, this capture uses again, and whose bytes it measures on.
         """
 
     def is_capturing(self) -> bool:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from cgraph import _core, _driver, _torch
+from cgraph._breaks.inner_flows import InnerFlow
 from cgraph._breaks.outer_flows import OuterFlow
 from cgraph._breaks.sessions import Break, Session
 from cgraph._captures.capture_scopes import prepare
@@ -114,8 +115,12 @@ class SegmentedGraph(_core.Segments):
         stream: Any,
         statics: Sequence[torch.Tensor],
     ) -> tuple[SegmentedGraph, R]:
-        """Capture as :meth:`capture`, with results for :meth:`_fresh_feeder`."""
-        session = cls._session(pool, stream, "thread_local", ())
+        """Capture as :meth:`capture`, with results for :meth:`_fresh_feeder`.
+
+        Where gradients are disabled, none get back through breaks.
+        """
+        flow = InnerFlow if torch.is_grad_enabled() else None
+        session = cls._session(pool, stream, "thread_local", (), flow)
         return cls._made(session, body, statics, results)
 
     @classmethod
@@ -125,6 +130,7 @@ class SegmentedGraph(_core.Segments):
         stream: Any,
         capture_error_mode: str,
         generators: Sequence[torch.Generator],
+        flow: type[InnerFlow] | None = InnerFlow,
     ) -> Session:
         """Return a capture that has not begun."""
         require_mode(capture_error_mode)
@@ -135,7 +141,7 @@ class SegmentedGraph(_core.Segments):
             )
         stream = graph(CUDAGraph()).capture_stream if stream is None else stream
         pool = _driver.current().pool_handle() if pool is None else pool
-        return Session(stream, pool, capture_error_mode, generators, gives_up=True)
+        return Session(stream, pool, capture_error_mode, generators, flow, gives_up=True)
 
     @classmethod
     def _forward(
@@ -241,7 +247,10 @@ class SegmentedGraph(_core.Segments):
         return self._require("pool()")[0].pool()
 
     def memory(self) -> GraphMemory:
-        """Return the memory of all segments together; shared workspaces count once."""
+        """Return the memory of all segments together; shared workspaces count once.
+
+        On CUDA the last segment alone has the bytes of all, unless ``record_memory`` is on.
+        """
         segments = self._require("memory()")
         others = living(segments[0]._driver)
         found = [of_graph(one, others) for one in segments]

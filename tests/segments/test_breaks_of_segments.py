@@ -367,3 +367,17 @@ def test_what_a_break_returns_besides_tensors_is_compared_as_it_was(lab: Lab) ->
     grows.add(2)
     with pytest.raises(CaptureError, match=r"has returned \{1, 2\} in a replay, expected \{1\}"):
         graph.replay()
+
+
+def test_a_break_that_returns_a_gradient_where_there_are_none_is_refused(lab: Lab) -> None:
+    @eager_break
+    def recorded(x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            return x.detach().requires_grad_() * 2
+
+    ladder = cgraph.GraphLadder()
+    with (
+        torch.no_grad(),
+        pytest.raises(CaptureError, match="requires a gradient, in a capture"),
+    ):
+        ladder.capture("k", lambda x: recorded(x) + 1, torch.ones(3, device=lab.device))

@@ -83,6 +83,11 @@ class Bridge:
         return sum(leaf.tensor.nbytes for leaf in self._leaves if isinstance(leaf, _Kept))
 
     @property
+    def has_history(self) -> bool:
+        """True if a first result requires a gradient."""
+        return any(isinstance(leaf, _Kept) and leaf.has_history for leaf in self._leaves)
+
+    @property
     def is_none(self) -> bool:
         """True if the first result was None."""
         single = self._leaves[0] if self._is_single else None

@@ -35,7 +35,7 @@ class Session:
         pool: Their pool.
         mode: Their error mode.
         generators: Generators that random numbers are drawn from besides the default one.
-        flow: Makes the flow of gradients through a break.
+        flow: Makes the flow of gradients through a break; None if there are no gradients.
         at_break: Lets the work of a break find the gradients of the present replay.
         in_break: Returns the contexts in which breaks run.
         may_be_empty: True if a capture of nothing is not a mistake.
@@ -58,7 +58,7 @@ class Session:
         pool: Pool,
         mode: str,
         generators: Sequence[torch.Generator],
-        flow: type[Flow] = InnerFlow,
+        flow: type[Flow] | None = InnerFlow,
         at_break: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
         in_break: Callable[[], AbstractContextManager[None]] | None = None,
         *,
@@ -158,6 +158,8 @@ class Session:
         if work.is_pause or work.is_backward:
             return Break(self.driver, work, given, streams)
         # Whether or not gradients are recorded here, the break may record its own.
+        if self._flow is None:
+            return Break(self.driver, work, given, streams, None, self._blocks)
         flow = self._flow(work, user_line() or "", given, self)
         self.flows.append(flow)
         return Break(self.driver, work, given, streams, flow, self._blocks)
@@ -218,6 +220,8 @@ class Session:
         self.forks.end(is_last)
         is_first = not self._steps
         segment._may_be_empty = self._may_be_empty or not (is_first and is_last)
+        if segment._recording is not None:
+            segment._recording.goes_on = not is_last
         segment.capture_end()
         self._open = None
         if segment._nodes == 0 and not is_last and not (is_first and segment._statics):
@@ -298,6 +302,11 @@ class Break:
         result = self._bridge.first(self._call)
         if self._flow is not None:
             result = self._flow.connected(result)
+        elif self._bridge.has_history and not self._work.is_backward:
+            raise CaptureError(
+                f"the break {self.title} has returned a tensor that requires a gradient, in a"
+                " capture without gradients: detach it, or capture with gradients enabled"
+            )
         torch.clear_autocast_cache()
         # Replays neither need the capture's history nor may extend it.
         if any(_has_history(leaf) for leaf in tree_iter(self._arguments)):

@@ -40,7 +40,7 @@ class Cuda:
         generators: list[Any],
         labels: LabelRecorder | None = None,
         statics: Sequence[torch.Tensor] = (),
-        resumes: object = None,
+        resumes: Any = None,
     ) -> Recording:
         """Begin a capture on torch's current stream."""
         # Fails with NoDriverError where torch would fail in CUDA's initialisation.
@@ -66,7 +66,18 @@ class Cuda:
         handle = cuda_pools.resolve(pool, ordinal, side)
         watch = liveness.LivenessMode() if check_liveness else None
         return Recording(
-            device, ordinal, stream, side, handle, mode, watch, generators, labels, statics, mark
+            device,
+            ordinal,
+            stream,
+            side,
+            handle,
+            mode,
+            watch,
+            generators,
+            labels,
+            statics,
+            mark,
+            resumes,
         )
 
     def is_capturing(self) -> bool:

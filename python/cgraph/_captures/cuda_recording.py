@@ -43,9 +43,12 @@ class Recording:
 
     Attributes:
         results: The tensors that replays copy to new memory; set before the end.
+        goes_on: True if another capture resumes this one; set before the end.
     """
 
     results: Sequence[torch.Tensor] = ()
+    goes_on: bool = False
+    _meter: Meter
 
     def __init__(
         self,
@@ -60,6 +63,7 @@ class Recording:
         labels: LabelRecorder | None,
         statics: Sequence[torch.Tensor],
         mark: _core.CaptureMark,
+        resumes: Recording | None = None,
     ) -> None:
         self._mark: _core.CaptureMark | None = mark
         self._statics = statics
@@ -86,7 +90,7 @@ class Recording:
         for generator in generators:
             self._host.register_generator_state(generator)
         try:
-            self._begin(mode)
+            self._begin(mode, resumes)
         except BaseException:
             with ExitStack() as last:
                 last.callback(self._close)
@@ -121,7 +125,9 @@ class Recording:
             ended = self._end()
             if isinstance(ended, Exception):
                 raise self._failure(ended) from ended
-            self._footprint = self._meter.finish(_torch.clear_workspaces, self._events)
+            self._footprint = self._meter.finish(
+                _torch.clear_workspaces, self._events, goes_on=self.goes_on
+            )
         except BaseException:
             self._close()
             raise
@@ -155,17 +161,20 @@ class Recording:
     def leave_modes(self) -> None:
         """Do nothing: these captures have no modes."""
 
-    def _begin(self, mode: str) -> None:
+    def _begin(self, mode: str, resumes: Recording | None) -> None:
         # Memory left by graphs that are gone must not count as freed by this capture.
         self._device.collect()
         # The workspaces of the capture must be in its own pool, and exist as long as its graph:
         # another capture's could go with that one, and be in use by it at the same time.
         _torch.clear_workspaces()
-        weigh = functools.partial(_weigh, self._ordinal, self._handle.mem_pool)
-        state = functools.partial(cuda_pools.state, self._handle)
-        self._meter = Meter(self._handle.mem_pool, weigh, state)
+        if resumes is not None and resumes.goes_on and not is_recording():
+            self._meter = resumes._meter.resumed()
+        else:
+            weigh = functools.partial(_weigh, self._ordinal, self._handle.mem_pool)
+            state = functools.partial(cuda_pools.state, self._handle)
+            self._meter = Meter(self._handle.mem_pool, weigh, state)
         if self._watch is not None:
-            self._watch.begins(state())
+            self._watch.begins(cuda_pools.state(self._handle))
         if is_recording():
             self._history = _torch.AllocatorHistory(self._ordinal)
         self._is_over = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import threading
 import time
@@ -137,18 +138,30 @@ class Meter:
         self._before = self._weigh()
         self._began = time.perf_counter()
 
+    def resumed(self) -> Meter:
+        """Return a meter of the next capture of several in a row, which the last one sums up."""
+        meter = copy.copy(self)
+        meter._began = time.perf_counter()
+        return meter
+
     def finish(
         self,
         release_workspaces: Callable[[], None],
         events: Callable[[], list[Event] | None],
+        *,
+        goes_on: bool = False,
     ) -> Footprint:
         """Return the footprint of the capture, which has ended.
 
         Args:
             release_workspaces: Releases library workspaces.
             events: Returns the events of the pool since the begin, if they were recorded.
+            goes_on: Another capture resumes this one, and has the bytes of both.
         """
         seconds = time.perf_counter() - self._began
+        if goes_on and not is_recording():
+            release_workspaces()
+            return Footprint(0, 0, 0, 0, None, self._where, seconds)
         with_workspaces = self._weigh()
         release_workspaces()
         after = self._weigh()

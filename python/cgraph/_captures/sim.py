@@ -60,6 +60,7 @@ class Recording:
     """
 
     results: Sequence[torch.Tensor] = ()
+    goes_on: bool = False
 
     def __init__(
         self,
