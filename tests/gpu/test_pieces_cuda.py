@@ -52,7 +52,7 @@ def test_compiled_pieces_are_as_in_eager_for_each_size() -> None:
     print(report)
     assert report.counters.captures == 4
     assert report.counters.replays == 12
-    # Four pieces, for any size and for two.
-    assert report.counters.inductor_compilations == 12
+    # Four pieces, two of which compute the same, for any size and for two.
+    assert report.counters.inductor_compilations == 9
     largest = report.sizes[-2]
     assert largest.reserved >= sum(one.reserved for one in report.sizes) - largest.reserved

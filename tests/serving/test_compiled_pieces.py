@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import served  # noqa: F401 (defines operators)
+import served
 from cgraph._piecewise.compile_cache import CompileCache
 from cgraph._piecewise.counters import Counters
 from cgraph._piecewise.pieces import Compiler, program_of
@@ -57,3 +57,27 @@ def test_pieces_are_compiled_for_any_size_and_once_more_for_single_ones(sim: Any
     assert [sorted(one.sizes) for one in runs["parts"]] == [[4], [], [4]]
     # Inductor changes a copy.
     assert all(graph.code == code for graph, code in codes)
+
+
+def test_pieces_that_compute_the_same_are_compiled_once(sim: Any) -> None:
+    model = served.Decoder(layers=4)
+    counters, seen = Counters(), []
+
+    def backend(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        cache = CompileCache(None, "")
+        compiler = Compiler(PiecewiseConfig(), counters, cache, compiles=True)
+        whole, items = split_graph(graph, served.OPS)
+        parts = [compiler.part(item) for item in items]
+        seen.extend(parts)
+        return program_of(whole, {one.item.submod_name: one.run for one in parts})
+
+    fast = torch.compile(model, backend=backend)
+    with torch.no_grad():
+        for size in (8, 3, 1):
+            x = torch.randn(size, 16)
+            if not seen:
+                mark_size(x)
+            assert torch.allclose(fast(x), model(x), atol=1e-5)
+    # The first piece, those between two attentions, and the last.
+    assert counters.inductor_compilations == 3
+    assert len(seen) == 9

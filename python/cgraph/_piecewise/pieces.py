@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -29,12 +29,19 @@ class Part:
         run: The function that runs it for any size.
         seconds: The time of its compilation for any size.
         sizes: The sizes that it has been compiled for, with the seconds of each.
+        runs: The functions that run it for these sizes.
+        like: The first part that computes the same of its inputs; itself if it is the first. Only
+            that is compiled.
     """
 
     item: SplitItem
     run: Callable[..., Any]
-    seconds: float
-    sizes: dict[int, float]
+    seconds: float = 0.0
+    sizes: dict[int, float] = field(default_factory=dict)
+    runs: dict[int, Callable[..., Any]] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        self.like = self
 
 
 class Compiler:
@@ -58,14 +65,21 @@ class Compiler:
         self._options: dict[str, Any] = dict(config.inductor_options)
         self._counters = counters
         self._cache = cache
+        self._first: dict[str, Part] = {}
         self._compiles = compiles
 
     def part(self, item: SplitItem) -> Part:
         """Make a part that runs for any size; called inside a compilation of Dynamo's."""
         if item.is_splitting_graph:
-            return Part(item, _broken(item.graph), 0.0, {})
-        part = Part(item, item.graph.forward, 0.0, {})
+            return Part(item, _broken(item.graph))
+        part = Part(item, item.graph.forward)
         if self._compiles and _has_tensors(item.graph):
+            if (form := _torch.form_of_graph(item.graph)) is not None:
+                part.like = self._first.setdefault(form, part)
+            if part.like is not part:
+                # As most layers of a model: one compilation serves all.
+                part.run = part.like.run
+                return part
             began = time.perf_counter()
             nodes = item.graph.graph.nodes
             inputs = [_torch.example_of(one) for one in nodes if one.op == "placeholder"]
@@ -75,13 +89,14 @@ class Compiler:
 
     def sized(self, part: Part, size: int) -> Callable[..., Any]:
         """Return a function that compiles a part for a size in its first call, and runs it."""
-        made: Callable[..., Any] | None = None
+        part = part.like
 
         def run(*args: Any) -> Any:
-            nonlocal made
+            made = part.runs.get(size)
             if made is None:
                 began = time.perf_counter()
                 made = self._stored(part, size) or self._compiled(part, args, size)
+                part.runs[size] = made
                 part.sizes[size] = time.perf_counter() - began
             return made(*args)
 

@@ -21,6 +21,7 @@ __all__ = [
     "compiler_state",
     "device_names",
     "example_of",
+    "form_of_graph",
     "mark_open_size",
     "open_sizes",
     "rank",
@@ -93,6 +94,41 @@ def compiled_of(code: bytes) -> Callable[..., Any]:
             raise lacks("torch._inductor.standalone_compile.CompiledArtifact")
         made: Callable[..., Any] = module.CompiledArtifact.load(path=path, format="binary")
         return made
+
+
+def form_of_graph(graph_module: torch.fx.GraphModule) -> str | None:
+    """Return what a graph of Dynamo's computes of its inputs, whatever these are called.
+
+    None for a graph that holds tensors or calls modules.
+    """
+    numbers: dict[torch.fx.Node, int] = {}
+    storages: dict[int, int] = {}
+    lines = []
+    for number, node in enumerate(graph_module.graph.nodes):
+        if node.op in ("get_attr", "call_module"):
+            return None
+        numbers[node] = number
+        given: Any = torch.fx.map_arg((node.args, node.kwargs), lambda one: _Number(numbers[one]))
+        if node.op == "placeholder":
+            value = example_of(node)
+            given = type(value).__name__, str(value)
+            if isinstance(value, torch.Tensor):
+                layout = tuple(value.shape), value.stride(), value.storage_offset()
+                shared = storages.setdefault(value.untyped_storage()._cdata, number)
+                kind = value.dtype, value.device, type(value), value.requires_grad
+                given = layout, kind, _Number(shared)
+            target = ""
+        else:
+            target = f"{getattr(node.target, '__module__', '')} {node.target}"
+        lines.append(f"{node.op} {target} {given}")
+    return "\n".join(lines)
+
+
+class _Number(int):
+    """The number of a node among arguments, which may be numbers, too."""
+
+    def __repr__(self) -> str:
+        return f"%{int(self)}"
 
 
 def size_guards(inputs: Sequence[Any]) -> list[Any]:
