@@ -68,6 +68,8 @@ class GraphLadder:
         self._weak_outputs, self._fresh_outputs = weak_outputs, fresh_outputs
         self._check_addresses = check_addresses
         self._rungs: dict[Hashable, _Rung] = {}
+        # How calls without arguments are replayed, and what they return, unless that is new.
+        self._plain: dict[Hashable, tuple[Callable[[], object], Any]] = {}
 
     def capture(
         self,
@@ -131,6 +133,9 @@ class GraphLadder:
             after()
         before_it = self._rungs.pop(key, None)
         self._rungs[key] = rung
+        self._plain.pop(key, None)
+        if not self._fresh_outputs:
+            self._plain[key] = rung.replay, rung.result
         if before_it is not None:
             before_it.graph.reset()
         return result  # type: ignore[no-any-return]
@@ -148,12 +153,13 @@ class GraphLadder:
             ArgumentError: There is no such key, an argument has another shape or structure, a
                 constant differs, or a tensor lies elsewhere and ``check_addresses`` is on.
         """
+        if not args and (plain := self._plain.get(key)) is not None:
+            replay, result = plain
+            replay()
+            return result
         rung = self._rungs.get(key)
         if rung is None:
             raise self._unknown(key)
-        if not args and rung.is_static:
-            rung.replay()
-            return rung.result
         return rung(args, checks=self._check_addresses)
 
     @property
@@ -176,6 +182,7 @@ class GraphLadder:
     def clear(self, *keys: Hashable) -> None:
         """Drop the graphs of some keys, or all."""
         for key in keys or self.keys:
+            self._plain.pop(key, None)
             if (rung := self._rungs.pop(key, None)) is not None:
                 rung.graph.reset()
 
@@ -203,7 +210,6 @@ class _Rung:
         graph: The graph.
         replay: Replays it without arguments.
         result: The result, in the memory that replays write.
-        is_static: True if calls return that one.
         kept: Objects that replays need.
     """
 
@@ -216,7 +222,8 @@ class _Rung:
         self._leaves = leaves
         self.result = tree_unflatten(leaves, spec)
         self._built = _builder(self.result, leaves, spec)
-        self.replay, self.is_static = graph.replay, True
+        is_one = len(graph.segments) == 1 and not graph.breaks
+        self.replay = graph.segments[0].replay if is_one else graph.replay
         self._feed = graph._feeder()
         self._places = _places_of(sample.tensors)
         self._is_shared = _share_memory(sample.tensors)
@@ -265,7 +272,6 @@ class _Rung:
         rung = cls(name, graph, sample, leaves, spec)
         if is_fresh:
             rung._fresh = _FreshResults(graph, own, sample.tensors, leaves)
-            rung.is_static = False
             return rung, rung._built(rung._fresh.first(leaves))
         return rung, rung.result
 

@@ -10,8 +10,7 @@ size of a batch, captured for some sizes, and replayed all together by one nativ
 >>> with cgraph.sim.use(), torch.no_grad():
 ...     backend = PiecewiseBackend(splitting_ops=["torch.cumsum"], capture_sizes=[1, 2, 4])
 ...     fast, x = torch.compile(model, backend=backend), torch.ones(4)
-...     mark_size(x)
-...     backend.warm_up(lambda size: fast(x[:size] if size < 4 else x), progress=False)
+...     backend.warm_up(lambda size: fast(mark_size(x[:size])), progress=False)
 ...     print(fast(torch.ones(2)), backend.counters.captures, "captures")
 tensor([3., 5.]) 3 captures
 
@@ -52,7 +51,7 @@ __all__ = [
 ]
 
 
-def mark_size(tensor: torch.Tensor, dim: int = 0) -> None:
+def mark_size(tensor: torch.Tensor, dim: int = 0) -> torch.Tensor:
     """Let torch's compiler leave a size of an input open, for 1 as well as for larger ones.
 
     Mark each input of the first call of a compiled model that has the size. If several have, the
@@ -63,6 +62,9 @@ def mark_size(tensor: torch.Tensor, dim: int = 0) -> None:
         tensor: An input of the model.
         dim: The dimension whose size differs between calls.
 
+    Returns:
+        The tensor. A view of it is not marked.
+
     Raises:
         ArgumentError: The tensor has no such dimension.
     """
@@ -71,3 +73,4 @@ def mark_size(tensor: torch.Tensor, dim: int = 0) -> None:
             f"dim is {dim!r:.40}, expected a dimension of a tensor of shape {tuple(tensor.shape)}"
         )
     _torch.mark_open_size(tensor, dim % tensor.dim())
+    return tensor

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import doctest
+import gc
 import importlib
 import re
 import runpy
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import cgraph
 
@@ -24,18 +26,22 @@ MODULES = [
     "cgraph.dryrun",
     "cgraph.explanation",
     "cgraph.functions",
+    "cgraph._piecewise.dispatcher",
+    "cgraph._piecewise.size_plan",
+    "cgraph.graph_ladder",
     "cgraph.graphs",
     "cgraph.ledger",
     "cgraph.mempool",
     "cgraph.patch",
     "cgraph.picture",
+    "cgraph.piecewise",
     "cgraph.reports",
     "cgraph.sim",
     "cgraph.timeline",
     "cgraph.trees",
 ]
 README = Path(__file__).parents[2] / "README.md"
-GRAPHED = README.parent / "docs" / "graphed.md"
+PAGES = [README.parent / "docs" / name for name in ("graphed.md", "piecewise.md")]
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -84,14 +90,19 @@ def test_the_readmes_python_without_a_gpu_prints_what_it_says(
 
 
 @pytest.mark.filterwarnings("ignore:.*runs eagerly:cgraph.errors.EagerWarning")
-@pytest.mark.skipif(not GRAPHED.exists(), reason="the bundle for GPU machines has no documents")
-def test_what_the_page_on_graphed_prints_is_what_it_says(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
+@pytest.mark.skipif(not README.exists(), reason="the bundle for GPU machines has no documents")
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_what_a_page_prints_is_what_it_says(
+    page: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", GRAPHED.read_text(), flags=re.DOTALL)
-    program = tmp_path / "graphed.py"
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
+    program = tmp_path / page.with_suffix(".py").name
     program.write_text("\n".join(blocks))
+    scope: dict[str, Any] = {"__name__": page.stem}
     with cgraph.sim.use():
-        exec(compile(program.read_text(), program, "exec"), {"__name__": "graphed"})
+        exec(compile(program.read_text(), program, "exec"), scope)
+        # torch's guards on these globals must go before them.
+        torch.compiler.reset()
+        gc.collect()
     promised = re.findall(r"print\(.*\)  # (.*)", program.read_text())
     assert capsys.readouterr().out.splitlines() == promised

@@ -13,8 +13,7 @@ from typing import Any
 
 import torch
 
-import cgraph
-from cgraph import _torch
+from cgraph import _core, _torch
 from cgraph._piecewise.config import PiecewiseConfig
 from cgraph._piecewise.size_guards import Guard
 from cgraph._source import levels_to_user
@@ -144,7 +143,7 @@ class CompileCache:
         return {
             "key": self._key,
             "torch": torch.__version__,
-            "cgraph": cgraph.__version__,
+            "cgraph": _core.version(),
             "piece": number,
             "size": size,
             "sha256": hashlib.sha256(code).hexdigest(),
@@ -164,7 +163,7 @@ def key_of(config: PiecewiseConfig, graph: torch.fx.GraphModule) -> str:
     """
     parts: list[object] = [
         (config.splitting_ops, config.merge_splits, config.inductor_options),
-        (torch.__version__, cgraph.__version__, _torch.device_names()),
+        (torch.__version__, _core.version(), _torch.device_names()),
         _torch.compiler_state(),
         graph.code,
     ]

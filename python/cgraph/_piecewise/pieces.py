@@ -182,7 +182,7 @@ def _broken(graph: torch.fx.GraphModule) -> Callable[..., Any]:
     calls = [one for one in graph.graph.nodes if one.op not in ("placeholder", "output")]
     names = dict.fromkeys(getattr(one.target, "__name__", str(one.target)) for one in calls)
     name = ", ".join(names)
-    target = _overload(calls[0].target) if len(calls) == 1 else None
+    target = _torch.only_overload(calls[0].target) if len(calls) == 1 else None
     (output,) = (one.args[0] for one in graph.graph.nodes if one.op == "output")
     is_whole = target is not None and (output is calls[0] or not target._schema.returns)
     given = {one: place for place, one in enumerate(graph.graph.find_nodes(op="placeholder"))}
@@ -199,14 +199,6 @@ def _broken(graph: torch.fx.GraphModule) -> Callable[..., Any]:
         return broken(*map(value, args), **{key: value(one) for key, one in kwargs.items()})
 
     return run
-
-
-def _overload(target: Any) -> Any:
-    """Return the only overload of an operator, which takes less time to call; None if none."""
-    if isinstance(target, torch._ops.OpOverloadPacket):
-        overloads = target.overloads()
-        return getattr(target, overloads[0]) if len(overloads) == 1 else None
-    return target if isinstance(target, torch._ops.OpOverload) else None
 
 
 def _are_plain(args: Sequence[Any], given: Mapping[Any, int]) -> bool:

@@ -63,7 +63,7 @@ class SizeReport:
 
 @dataclass(frozen=True)
 class PiecewiseReport:
-    """What a :class:`PiecewiseBackend` has made.
+    """A report of a :class:`PiecewiseBackend`.
 
     Attributes:
         pieces: The parts of the model.

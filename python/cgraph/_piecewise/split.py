@@ -66,10 +66,14 @@ def split_graph(
     for node in graph.graph.nodes:
         if node.op in ("placeholder", "output"):
             continue
-        if node.target is operator.getitem and _is_sequence(node.args[0]) and node.args[0] in parts:
+        if (
+            node.target is operator.getitem
+            and _torch.is_sequence(node.args[0])
+            and node.args[0] in parts
+        ):
             parts[node] = parts[node.args[0]]
             continue
-        names = _names_of(node)
+        names = _torch.names_of_call(node)
         known = names.intersection(wanted)
         found |= known
         # The number is new at the begin and at the end of a splitting part.
@@ -92,9 +96,9 @@ def operator_name(op: str | Any) -> str:
     """Return the name by which an operator is looked for: it is the same in each process."""
     if isinstance(op, str):
         return op.replace("::", ".")
-    if isinstance(op, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+    if _torch.is_operator(op):
         return str(op)
-    name = _name_of_function(op) if callable(op) else None
+    name = _torch.name_of_function(op) if callable(op) else None
     if name is None:
         raise ArgumentError(f"a splitting operator is {op!r:.80}, expected an operator or its name")
     return name
@@ -103,41 +107,10 @@ def operator_name(op: str | Any) -> str:
 _PART = "submod_"
 
 
-def _is_sequence(node: Any) -> bool:
-    """Return whether a call returns several values, and not a tensor to be indexed."""
-    value = _torch.example_of(node)
-    if value is None:
-        value = node.meta.get("val")
-    return isinstance(value, (tuple, list))
-
-
-def _names_of(node: torch.fx.Node) -> set[str]:
-    """Return the names of what a node calls."""
-    target = node.target
-    if node.op == "call_method":
-        return {f"torch.Tensor.{target}"}
-    if node.op != "call_function":
-        return set()
-    if isinstance(target, torch._ops.OpOverload):
-        return {str(target), str(target.overloadpacket)}
-    if isinstance(target, torch._ops.OpOverloadPacket):
-        return {str(target), *(f"{target}.{one}" for one in target.overloads())}
-    names = {_name_of_function(target), getattr(target, "__name__", None)}
-    return {str(one) for one in names if one}
-
-
-def _name_of_function(function: Any) -> str | None:
-    """Return the full name of a function, as torch tells it if it is one of torch's."""
-    if public := torch.overrides.resolve_name(function):
-        return str(public)
-    name, module = getattr(function, "__qualname__", None), getattr(function, "__module__", None)
-    return None if name is None else f"{module}.{name}" if module else str(name)
-
-
 def _warn_of_missing(graph: torch.fx.GraphModule, missing: Sequence[str]) -> None:
     if not missing:
         return
-    known = {name for node in graph.graph.nodes for name in _names_of(node)}
+    known = {name for node in graph.graph.nodes for name in _torch.names_of_call(node)}
     for name in missing:
         near = ", ".join(difflib.get_close_matches(name, sorted(known), n=3, cutoff=0.4))
         warnings.warn(

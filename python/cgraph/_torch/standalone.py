@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
-import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -20,15 +19,12 @@ __all__ = [
     "compiled_of",
     "compiler_state",
     "device_names",
-    "example_of",
-    "form_of_graph",
     "mark_open_size",
     "open_sizes",
     "rank",
     "recompile_reason",
     "size_guards",
     "stored_bytes",
-    "traced_files",
 ]
 
 
@@ -96,41 +92,6 @@ def compiled_of(code: bytes) -> Callable[..., Any]:
         return made
 
 
-def form_of_graph(graph_module: torch.fx.GraphModule) -> str | None:
-    """Return what a graph of Dynamo's computes of its inputs, whatever these are called.
-
-    None for a graph that holds tensors or calls modules.
-    """
-    numbers: dict[torch.fx.Node, int] = {}
-    storages: dict[int, int] = {}
-    lines = []
-    for number, node in enumerate(graph_module.graph.nodes):
-        if node.op in ("get_attr", "call_module"):
-            return None
-        numbers[node] = number
-        given: Any = torch.fx.map_arg((node.args, node.kwargs), lambda one: _Number(numbers[one]))
-        if node.op == "placeholder":
-            value = example_of(node)
-            given = type(value).__name__, str(value)
-            if isinstance(value, torch.Tensor):
-                layout = tuple(value.shape), value.stride(), value.storage_offset()
-                shared = storages.setdefault(value.untyped_storage()._cdata, number)
-                kind = value.dtype, value.device, type(value), value.requires_grad
-                given = layout, kind, _Number(shared)
-            target = ""
-        else:
-            target = f"{getattr(node.target, '__module__', '')} {node.target}"
-        lines.append(f"{node.op} {target} {given}")
-    return "\n".join(lines)
-
-
-class _Number(int):
-    """The number of a node among arguments, which may be numbers, too."""
-
-    def __repr__(self) -> str:
-        return f"%{int(self)}"
-
-
 def size_guards(inputs: Sequence[Any]) -> list[Any]:
     """Return the conditions on open sizes that are taken for true, in the order of their making."""
     mode = next((one.fake_mode for one in inputs if isinstance(one, FakeTensor)), None)
@@ -169,20 +130,6 @@ def rank() -> int:
     if distributed.is_available() and distributed.is_initialized():
         return int(distributed.get_rank())
     return int(os.environ.get("RANK", "0") or 0)
-
-
-def traced_files(graph_module: torch.fx.GraphModule) -> set[str]:
-    """Return the source files that Dynamo's nodes come from."""
-    traces = (str(node.meta.get("stack_trace") or "") for node in graph_module.graph.nodes)
-    return {path for trace in traces for path in _FILES.findall(trace)}
-
-
-_FILES = re.compile(r'File "([^"]+)", line \d+')
-
-
-def example_of(node: torch.fx.Node) -> Any:
-    """Return the value without contents that Dynamo has found for a node; None if it has not."""
-    return node.meta.get("example_value")
 
 
 def mark_open_size(tensor: torch.Tensor, dim: int) -> None:

@@ -1,0 +1,112 @@
+"""Nodes of Dynamo's graphs: their values, names, and what they compute."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+
+__all__ = [
+    "example_of",
+    "form_of_graph",
+    "is_operator",
+    "is_sequence",
+    "name_of_function",
+    "names_of_call",
+    "only_overload",
+    "traced_files",
+]
+
+
+def example_of(node: torch.fx.Node) -> Any:
+    """Return the value without contents that Dynamo has found for a node; None if it has not."""
+    return node.meta.get("example_value")
+
+
+def is_operator(value: object) -> bool:
+    """Return whether a value is an operator of torch's, with or without its overloads."""
+    return isinstance(value, (torch._ops.OpOverload, torch._ops.OpOverloadPacket))
+
+
+def is_sequence(node: Any) -> bool:
+    """Return whether a call returns several values, and not a tensor to be indexed."""
+    value = example_of(node)
+    if value is None:
+        value = node.meta.get("val")
+    return isinstance(value, (tuple, list))
+
+
+def names_of_call(node: torch.fx.Node) -> set[str]:
+    """Return the names of what a node calls."""
+    target = node.target
+    if node.op == "call_method":
+        return {f"torch.Tensor.{target}"}
+    if node.op != "call_function":
+        return set()
+    if isinstance(target, torch._ops.OpOverload):
+        return {str(target), str(target.overloadpacket)}
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        return {str(target), *(f"{target}.{one}" for one in target.overloads())}
+    names = {name_of_function(target), getattr(target, "__name__", None)}
+    return {str(one) for one in names if one}
+
+
+def name_of_function(function: Any) -> str | None:
+    """Return the full name of a function, as torch tells it if it is one of torch's."""
+    if public := torch.overrides.resolve_name(function):
+        return str(public)
+    name, module = getattr(function, "__qualname__", None), getattr(function, "__module__", None)
+    return None if name is None else f"{module}.{name}" if module else str(name)
+
+
+def only_overload(target: Any) -> Any:
+    """Return the only overload of an operator, which takes less time to call; None if none."""
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        overloads = target.overloads()
+        return getattr(target, overloads[0]) if len(overloads) == 1 else None
+    return target if isinstance(target, torch._ops.OpOverload) else None
+
+
+def form_of_graph(graph_module: torch.fx.GraphModule) -> str | None:
+    """Return what a graph of Dynamo's computes of its inputs, whatever these are called.
+
+    None for a graph that holds tensors or calls modules.
+    """
+    numbers: dict[torch.fx.Node, int] = {}
+    storages: dict[int, int] = {}
+    lines = []
+    for number, node in enumerate(graph_module.graph.nodes):
+        if node.op in ("get_attr", "call_module"):
+            return None
+        numbers[node] = number
+        given: Any = torch.fx.map_arg((node.args, node.kwargs), lambda one: _Number(numbers[one]))
+        if node.op == "placeholder":
+            value = example_of(node)
+            given = type(value).__name__, str(value)
+            if isinstance(value, torch.Tensor):
+                layout = tuple(value.shape), value.stride(), value.storage_offset()
+                shared = storages.setdefault(value.untyped_storage()._cdata, number)
+                kind = value.dtype, value.device, type(value), value.requires_grad
+                given = layout, kind, _Number(shared)
+            target = ""
+        else:
+            target = f"{getattr(node.target, '__module__', '')} {node.target}"
+        lines.append(f"{node.op} {target} {given}")
+    return "\n".join(lines)
+
+
+class _Number(int):
+    """The number of a node among arguments, which may be numbers, too."""
+
+    def __repr__(self) -> str:
+        return f"%{int(self)}"
+
+
+def traced_files(graph_module: torch.fx.GraphModule) -> set[str]:
+    """Return the source files that Dynamo's nodes come from."""
+    traces = (str(node.meta.get("stack_trace") or "") for node in graph_module.graph.nodes)
+    return {path for trace in traces for path in _FILES.findall(trace)}
+
+
+_FILES = re.compile(r'File "([^"]+)", line \d+')
