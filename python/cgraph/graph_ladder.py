@@ -103,8 +103,8 @@ class GraphLadder:
             The result of the function, as calls return it.
 
         Raises:
-            ArgumentError: The key is not hashable, or an argument lies in memory of the pool that
-                nobody owns, as the result of another key does.
+            ArgumentError: The key is not hashable, or an argument is a tensor on the host, or lies
+                in memory of the pool that nobody owns, as the result of another key does.
             CaptureError: A capture is open, or the function cannot be captured.
 
         If anything raises, an earlier capture of the key stays.
@@ -255,6 +255,7 @@ class _Rung:
 
         driver, token = _driver.current(), _driver.token(pool)
         blocks = PoolBlocks(driver, pool) if is_weak else None
+        _require_device(driver, sample)
         _require_owned(driver, token, sample)
         graph, result = SegmentedGraph._with_results(
             lambda: fn(*args),
@@ -331,6 +332,16 @@ def _share_memory(tensors: Sequence[torch.Tensor]) -> bool:
     spans = sorted(map(_torch.span_of, plain))
     overlaps = any(begin < end for (_, end), (begin, _) in itertools.pairwise(spans))
     return overlaps or any(map(_torch.overlaps_itself, plain))
+
+
+def _require_device(driver: _driver.Driver, sample: Sample) -> None:
+    """Refuse arguments that replays cannot copy: a graph keeps what it has read on the host."""
+    for name, one in sample.named_tensors():
+        if one.device.type != driver.device_type:
+            raise ArgumentError(
+                f"argument {name} is on {one.device}, expected {driver.device_type}: move it there,"
+                " or give a number, which is a constant of the graph"
+            )
 
 
 def _require_owned(driver: _driver.Driver, pool: Handle, sample: Sample) -> None:

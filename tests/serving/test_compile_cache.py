@@ -13,12 +13,14 @@ import pytest
 import sympy
 import torch
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import served  # noqa: F401 (defines operators)
 from cgraph._piecewise.compile_cache import CompileCache, StoredPiece, key_of
 from cgraph._piecewise.counters import Counters
 from cgraph._piecewise.pieces import Compiler, program_of
 from cgraph._piecewise.size_guards import Guard
+from cgraph._torch import form_of_graph
 from cgraph.errors import ArgumentError, CgraphWarning
 from cgraph.piecewise import PiecewiseConfig, mark_size, split_graph
 
@@ -239,6 +241,36 @@ def test_row_2_32_the_key_depends_on_files_configuration_inputs_and_modes(tmp_pa
     with torch.autocast("cpu", torch.bfloat16):
         others.append(key_of(config, graph_of(function_in(path, source), x)))
     assert len({key, *others}) == 5
+
+
+def test_a_piece_whose_code_is_elsewhere_is_neither_stored_nor_shared() -> None:
+    library = torch.library.Library("cached", "DEF")
+    library.define("composite(Tensor x) -> Tensor")
+    library.define("opaque(Tensor x) -> Tensor")
+    library.impl("composite", lambda x: x + 1, "CompositeImplicitAutograd")
+    library.impl("opaque", lambda x: x + 1, "CompositeExplicitAutograd")
+    library._register_fake("opaque", lambda x: torch.empty_like(x))
+    constant, x = torch.arange(4.0), torch.ones(4)
+
+    @torch._dynamo.allow_in_graph
+    def mine(x: Tensor) -> Tensor:
+        return x + 1
+
+    def kept(x: Tensor) -> Tensor:
+        return x * constant
+
+    forms = [
+        form_of_graph(graph_of(lambda x: torch.ops.cached.composite(x) * 2, x)),
+        form_of_graph(graph_of(lambda x: mine(x) * 2, x)),
+        form_of_graph(make_fx(kept)(x)),
+    ]
+    assert forms == [None, None, None]
+    one = graph_of(lambda x: torch.ops.cached.opaque(x) * 2, x)
+    other = graph_of(lambda x: torch.ops.cached.opaque(x) * 3, x)
+    assert form_of_graph(one) is not None
+    assert form_of_graph(one) != form_of_graph(other)
+    config = PiecewiseConfig(inductor_options=(("max_autotune", False),))
+    assert key_of(config, one) != key_of(config, other)
 
 
 def test_row_2_33_a_cache_that_is_off_leaves_no_file(

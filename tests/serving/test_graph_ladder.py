@@ -209,6 +209,13 @@ def test_a_result_that_nobody_owns_is_no_argument_of_a_later_capture(lab: Lab) -
     assert torch.allclose(strong(1, strong(0, x)), second(x * 2 + 1), atol=1e-5)
 
 
+def test_a_tensor_on_another_kind_of_device_is_no_argument(lab: Lab) -> None:
+    elsewhere = torch.ones(3, device="meta")
+    said = rf"args\[1\] is on meta, expected {lab.device}.*or give a number"
+    with pytest.raises(ArgumentError, match=said):
+        GraphLadder().capture("k", lambda x, _: x * 2, fresh(lab, 3), elsewhere)
+
+
 def test_wrong_calls_name_what_was_expected(lab: Lab) -> None:
     layer = Layer(lab)
     ladder = ladder_of(layer)

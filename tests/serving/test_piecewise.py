@@ -257,6 +257,46 @@ def test_an_expanded_input_makes_calls_run_without_a_graph(lab: Lab) -> None:
         mark_size(x, 2)
 
 
+def test_an_input_on_another_kind_of_device_makes_calls_run_without_a_graph(lab: Lab) -> None:
+    def model(x: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.ops.served.routed(x * 2) + 1, other + 1
+
+    backend = PiecewiseBackend(
+        splitting_ops=["served::routed"], capture_sizes=[4], compiler="eager"
+    )
+    fast, other = torch.compile(model, backend=backend), torch.ones(3, device="meta")
+    with pytest.warns(EagerWarning, match="its input L_other_ is on meta.*or as a number"):
+        for _ in range(5):
+            x = mark_size(fresh(lab, 4))
+            assert torch.allclose(fast(x, other)[0], model(x, other)[0])
+    assert backend.counters.replays == 0
+
+
+# Inductor's own, about its modules.
+@pytest.mark.filterwarnings("ignore")
+def test_row_2_42_a_size_is_compiled_for_before_its_capture(lab: Lab) -> None:
+    served = Served(
+        lab,
+        Decoder(),
+        capture_sizes=[2, 4],
+        compile_sizes=[4],
+        warmups=0,
+        compiler="inductor",
+        cache=False,
+        inductor_options={"max_autotune": False},
+    )
+    sizes: list[int] = []
+
+    def call(size: int) -> None:
+        sizes.append(size)
+        served.check(size)
+
+    served.backend.warm_up(call, progress=False, freeze=True)
+    # The first call of all runs for any size.
+    assert sizes == [4, 4, 4, 2]
+    assert served.backend.counters.captures == 2
+
+
 def test_sizes_that_were_captured_before_a_warm_up_share_its_pool(lab: Lab) -> None:
     served = Served(lab, Decoder(), capture_sizes=[2, 4, 8])
     for _ in range(3):

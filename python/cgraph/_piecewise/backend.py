@@ -88,7 +88,7 @@ class PiecewiseBackend:
             )
         if self._calls is not None:
             raise StateError(_once(_torch.recompile_reason()))
-        values = [_torch.example_of(one) for one in graph.graph.find_nodes(op="placeholder")]
+        values = _torch.example_inputs(graph.graph)
         if torch.is_grad_enabled() and any(
             isinstance(one, torch.Tensor) and one.requires_grad for one in values
         ):
@@ -148,7 +148,7 @@ class PiecewiseBackend:
             call(sizes[-1])
         with capture_scope(self._pool, freeze=freeze):
             for size in largest_first(sizes, "capture pieces", shows=progress):
-                for _ in range(self.config.warmups + 1):
+                for _ in range(self.config.warmups_of(size) + 1):
                     call(size)
 
     def report(self) -> PiecewiseReport:

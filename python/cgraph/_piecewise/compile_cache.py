@@ -167,11 +167,7 @@ def key_of(config: PiecewiseConfig, graph: torch.fx.GraphModule) -> str:
         _torch.compiler_state(),
         graph.code,
     ]
-    for node in graph.graph.nodes:
-        value = _torch.example_of(node)
-        if node.op == "placeholder" and isinstance(value, torch.Tensor):
-            form = value.dtype, value.device, tuple(value.shape), value.stride()
-            parts.append((str(node.target), *map(str, form)))
+    parts += map(_torch.form_of_input, _torch.example_inputs(graph.graph))
     for path in sorted(_torch.traced_files(graph)):
         try:
             parts.append((path, hashlib.sha256(Path(path).read_bytes()).hexdigest()))

@@ -83,6 +83,10 @@ class PiecewiseConfig:
                     " compiles nothing: leave one of them out"
                 )
 
+    def warmups_of(self, size: int) -> int:
+        """Return how many calls of a size run before its capture, which allows no compilation."""
+        return max(self.warmups, size in self.compile_sizes)
+
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Self:
         """Make a configuration of a mapping, as of a file.

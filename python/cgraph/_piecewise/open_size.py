@@ -39,7 +39,7 @@ class OpenSize:
             ArgumentError: There is none, or there are several.
         """
         nodes = [one for one in graph.nodes if one.op == "placeholder"]
-        values = [_torch.example_of(one) for one in nodes]
+        values = _torch.example_inputs(graph)
         names = tuple(str(one.target) for one in nodes)
         tensors = [place for place, one in enumerate(values) if isinstance(one, torch.Tensor)]
         sized = [place for place in tensors if _symbols(*values[place].shape)]

@@ -27,15 +27,17 @@ class Part:
     Attributes:
         item: The part.
         run: The function that runs it for any size.
+        form: What it computes of its inputs; None if its graph does not tell all of that, so that
+            neither another part nor another start has the same.
         seconds: The time of its compilation for any size.
         sizes: The sizes that it has been compiled for, with the seconds of each.
         runs: The functions that run it for these sizes.
-        like: The first part that computes the same of its inputs; itself if it is the first. Only
-            that is compiled.
+        like: The first part of this form; itself if it is the first. Only that is compiled.
     """
 
     item: SplitItem
     run: Callable[..., Any]
+    form: str | None = None
     seconds: float = 0.0
     sizes: dict[int, float] = field(default_factory=dict)
     runs: dict[int, Callable[..., Any]] = field(default_factory=dict, repr=False)
@@ -73,18 +75,19 @@ class Compiler:
         if item.is_splitting_graph:
             return Part(item, _broken(item.graph))
         part = Part(item, item.graph.forward)
-        if self._compiles and _has_tensors(item.graph):
-            if (form := _torch.form_of_graph(item.graph)) is not None:
-                part.like = self._first.setdefault(form, part)
-            if part.like is not part:
-                # As most layers of a model: one compilation serves all.
-                part.run = part.like.run
-                return part
-            began = time.perf_counter()
-            nodes = item.graph.graph.nodes
-            inputs = [_torch.example_of(one) for one in nodes if one.op == "placeholder"]
-            part.run = self._stored(part, None) or self._compiled(part, inputs, None)
-            part.seconds = time.perf_counter() - began
+        inputs = _torch.example_inputs(item.graph.graph)
+        if not (self._compiles and _has_tensors(inputs)):
+            return part
+        part.form = _torch.form_of_graph(item.graph)
+        if part.form is not None:
+            part.like = self._first.setdefault(part.form, part)
+        if part.like is not part:
+            # As most layers of a model: one compilation serves all.
+            part.run = part.like.run
+            return part
+        began = time.perf_counter()
+        part.run = self._stored(part, None) or self._compiled(part, inputs, None)
+        part.seconds = time.perf_counter() - began
         return part
 
     def sized(self, part: Part, size: int) -> Callable[..., Any]:
@@ -100,7 +103,8 @@ class Compiler:
                 part.sizes[size] = time.perf_counter() - began
             return made(*args)
 
-        return run if self._compiles and _has_tensors(part.item.graph) else part.run
+        inputs = _torch.example_inputs(part.item.graph.graph)
+        return run if self._compiles and _has_tensors(inputs) else part.run
 
     def _compiled(self, part: Part, inputs: Sequence[Any], size: int | None) -> Callable[..., Any]:
         """Compile a part, and store it."""
@@ -109,52 +113,52 @@ class Compiler:
         before = len(_torch.size_guards(inputs))
         self._counters.inductor_compilations += 1
         compiled = _torch.compile_standalone(graph, inputs, options)
-        if self._cache.folder is not None and not _has_kernels(graph):
-            try:
-                guards = tuple(map(Guard.of, _torch.size_guards(inputs)[before:]))
-            except ValueError:
-                return compiled
-            if (code := _torch.stored_bytes(compiled)) is not None:
-                self._cache.put(part.item.graph_id, size, StoredPiece(code, guards))
+        if part.form is None or self._cache.folder is None:
+            return compiled
+        try:
+            guards = tuple(map(Guard.of, _torch.size_guards(inputs)[before:]))
+        except ValueError:
+            return compiled
+        if (code := _torch.stored_bytes(compiled)) is not None:
+            self._cache.put(part.item.graph_id, size, StoredPiece(code, guards))
         return compiled
 
     def _stored(self, part: Part, size: int | None) -> Callable[..., Any] | None:
         """Return a part from the cache; None if it is not there."""
-        graph = part.item.graph
-        stored = self._cache.get(part.item.graph_id, size)
+        number = part.item.graph_id
+        stored = None if part.form is None else self._cache.get(number, size)
         if stored is None:
             return None
         try:
             loaded = _torch.compiled_of(stored.code)
         except Exception as error:  # torch's own formats fail in many ways
-            self._cache.refuse(part.item.graph_id, size, error)
+            self._cache.refuse(number, size, error)
             return None
         self._counters.loaded += 1
-        (output,) = (one.args[0] for one in graph.graph.nodes if one.op == "output")
-        is_single = not isinstance(output, (tuple, list))
-        symbols = [
-            (place, str(value))
-            for place, value in enumerate(
-                _torch.example_of(one) for one in graph.graph.nodes if one.op == "placeholder"
-            )
-            if isinstance(value, torch.SymInt)
-        ]
-        # The guards have no place in Dynamo's, so each size is asked once.
+        output = part.item.graph.graph.output_node().args[0]
+        run = loaded if isinstance(output, (tuple, list)) else lambda *args: loaded(*args)[0]
+        return self._guarded(part, run, stored.guards) if stored.guards else run
+
+    def _guarded(
+        self, part: Part, run: Callable[..., Any], guards: Sequence[Guard]
+    ) -> Callable[..., Any]:
+        """Return a part that is compiled alone for sizes which break a guard.
+
+        Dynamo does not know these guards, so each size is asked once.
+        """
+        inputs = enumerate(_torch.example_inputs(part.item.graph.graph))
+        symbols = {str(one): place for place, one in inputs if isinstance(one, torch.SymInt)}
         known: dict[tuple[int, ...], Callable[..., Any]] = {}
 
-        def run(*args: Any) -> Any:
-            if stored.guards:
-                sizes = tuple(args[place] for place, _ in symbols)
-                if sizes not in known:
-                    named = dict(zip((name for _, name in symbols), sizes, strict=True))
-                    holds = all(one.holds(named) for one in stored.guards)
-                    known[sizes] = loaded if holds else self._compiled(part, args, sizes[0])
-                if known[sizes] is not loaded:
-                    return known[sizes](*args)
-            result = loaded(*args)
-            return result[0] if is_single else result
+        def guarded(*args: Any) -> Any:
+            named = {name: args[place] for name, place in symbols.items()}
+            sizes = tuple(named.values())
+            if sizes not in known:
+                holds = all(one.holds(named) for one in guards)
+                known[sizes] = run if holds else self._compiled(part, args, sizes[0])
+            return known[sizes](*args)
 
-        return run
+        return guarded
 
 
 _OF_SIZE = {"max_autotune": True, "coordinate_descent_tuning": True}
@@ -183,7 +187,7 @@ def _broken(graph: torch.fx.GraphModule) -> Callable[..., Any]:
     names = dict.fromkeys(getattr(one.target, "__name__", str(one.target)) for one in calls)
     name = ", ".join(names)
     target = _torch.only_overload(calls[0].target) if len(calls) == 1 else None
-    (output,) = (one.args[0] for one in graph.graph.nodes if one.op == "output")
+    output = graph.graph.output_node().args[0]
     is_whole = target is not None and (output is calls[0] or not target._schema.returns)
     given = {one: place for place, one in enumerate(graph.graph.find_nodes(op="placeholder"))}
     args, kwargs = (calls[0].args, calls[0].kwargs) if is_whole else ((), {})
@@ -209,13 +213,6 @@ def _are_plain(args: Sequence[Any], given: Mapping[Any, int]) -> bool:
     )
 
 
-def _has_kernels(graph: torch.fx.GraphModule) -> bool:
-    """Return whether a graph launches kernels of the user's, whose source no key has."""
-    return any("triton_kernel_wrapper" in str(one.target) for one in graph.graph.nodes)
-
-
-def _has_tensors(graph: torch.fx.GraphModule) -> bool:
-    """Return whether a graph works on tensors; others compute sizes."""
-    nodes = graph.graph.nodes
-    values = (_torch.example_of(one) for one in nodes if one.op == "placeholder")
-    return any(isinstance(one, torch.Tensor) for one in values)
+def _has_tensors(inputs: Sequence[Any]) -> bool:
+    """Return whether a graph with these inputs works on tensors; others compute sizes."""
+    return any(isinstance(one, torch.Tensor) for one in inputs)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from cgraph import _torch
+from cgraph import _driver, _torch
 from cgraph._piecewise.config import PiecewiseConfig
 from cgraph._piecewise.counters import Counters
 from cgraph._piecewise.open_size import OpenSize
@@ -123,9 +123,7 @@ class SizedCalls:
                 self._counters.uncaptured += 1
                 return self._general(*args)
             wants = found.is_captured and found.refused is None and size not in self._captured
-            # A capture allows no compilation inside.
-            warmups = max(self._config.warmups, size in self._config.compile_sizes)
-            if wants and found.warmups >= warmups:
+            if wants and found.warmups >= self._config.warmups_of(size):
                 return self._capture(found, args)
             self._counters.uncaptured += 1
             if not wants:
@@ -135,26 +133,21 @@ class SizedCalls:
 
     def _capture(self, found: Size, args: tuple[Any, ...]) -> Any:
         """Capture a size; return the result of the call, which has run."""
+        if (reason := self._reason_against(args)) is not None:
+            self._refuse(reason)
+            self._counters.uncaptured += 1
+            return found.program(*args)
         places, given = self._open.sized, list(args)
-        for place in places:
-            if self._config.copy_inputs and _torch.overlaps_itself(args[place]):
-                self._refuse(
-                    f"its input {self._open.names[place]} is expanded, and cannot be copied to:"
-                    " give it as contiguous()"
-                )
-                self._counters.uncaptured += 1
-                return found.program(*args)
-        inputs = [args[place] for place in places]
+        copied: list[tuple[torch.Tensor, torch.Tensor]] = []
         if self._config.copy_inputs:
-            inputs = [self._buffer(place, args[place]) for place in places]
+            copied = [(self._buffer(place, args[place]), args[place]) for place in places]
+        inputs = [one for one, _ in copied] or self._sized(args)
 
         def run(*sized: torch.Tensor) -> Any:
             for place, one in zip(places, sized, strict=True):
                 given[place] = one
             return found.program(*given)
 
-        copied = [(one, args[place]) for one, place in zip(inputs, places, strict=True)]
-        copied = [(one, given) for one, given in copied if one is not given]
         with torch.no_grad():
             for one, source in copied:
                 one.copy_(source)
@@ -175,6 +168,24 @@ class SizedCalls:
         found.others = self._others(args)
         self._captured[found.size] = found
         return result
+
+    def _reason_against(self, args: tuple[Any, ...]) -> str | None:
+        """Return why no graph can have such inputs; None if one can."""
+        device_type = _driver.current().device_type
+        for place in (*self._open.sized, *self._open.others):
+            one, name = args[place], self._open.names[place]
+            if one.device.type != device_type:
+                return (
+                    f"its input {name} is on {one.device}, and a graph would keep what is read"
+                    f" there: give it on {device_type}, or as a number"
+                )
+        for place in self._open.sized:
+            if self._config.copy_inputs and _torch.overlaps_itself(args[place]):
+                return (
+                    f"its input {self._open.names[place]} is expanded, and cannot be copied to:"
+                    " give it as contiguous()"
+                )
+        return None
 
     def _refuse(self, reason: str) -> None:
         """Capture no size of the model any more."""

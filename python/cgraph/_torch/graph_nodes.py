@@ -8,8 +8,10 @@ from typing import Any
 import torch
 
 __all__ = [
+    "example_inputs",
     "example_of",
     "form_of_graph",
+    "form_of_input",
     "is_operator",
     "is_sequence",
     "name_of_function",
@@ -22,6 +24,11 @@ __all__ = [
 def example_of(node: torch.fx.Node) -> Any:
     """Return the value without contents that Dynamo has found for a node; None if it has not."""
     return node.meta.get("example_value")
+
+
+def example_inputs(graph: torch.fx.Graph) -> list[Any]:
+    """Return the values without contents of a graph's inputs."""
+    return [example_of(one) for one in graph.find_nodes(op="placeholder")]
 
 
 def is_operator(value: object) -> bool:
@@ -71,29 +78,62 @@ def only_overload(target: Any) -> Any:
 def form_of_graph(graph_module: torch.fx.GraphModule) -> str | None:
     """Return what a graph of Dynamo's computes of its inputs, whatever these are called.
 
-    None for a graph that holds tensors or calls modules.
+    None if the graph does not tell all of that: it holds tensors, calls modules, launches kernels
+    of the user's, or calls code of the user's that a compiler goes into.
     """
     numbers: dict[torch.fx.Node, int] = {}
     storages: dict[int, int] = {}
     lines = []
     for number, node in enumerate(graph_module.graph.nodes):
-        if node.op in ("get_attr", "call_module"):
+        if node.op in ("get_attr", "call_module") or not _is_of_torch(node):
             return None
         numbers[node] = number
         given: Any = torch.fx.map_arg((node.args, node.kwargs), lambda one: _Number(numbers[one]))
         if node.op == "placeholder":
             value = example_of(node)
-            given = type(value).__name__, str(value)
+            given = form_of_input(value)
             if isinstance(value, torch.Tensor):
-                layout = tuple(value.shape), value.stride(), value.storage_offset()
+                # Inputs that share memory are not compiled as others are.
                 shared = storages.setdefault(value.untyped_storage()._cdata, number)
-                kind = value.dtype, value.device, type(value), value.requires_grad
-                given = layout, kind, _Number(shared)
+                given = given, _Number(shared)
             target = ""
         else:
             target = f"{getattr(node.target, '__module__', '')} {node.target}"
         lines.append(f"{node.op} {target} {given}")
     return "\n".join(lines)
+
+
+def form_of_input(value: Any) -> tuple[Any, ...]:
+    """Return what compiled code depends on of an input."""
+    if not isinstance(value, torch.Tensor):
+        return type(value).__name__, str(value)
+    layout = tuple(value.shape), value.stride(), value.storage_offset()
+    return *layout, value.dtype, value.device, type(value), value.requires_grad
+
+
+def _is_of_torch(node: torch.fx.Node) -> bool:
+    """Return whether a node calls nothing whose code a compiler takes from the user's files."""
+    target = node.target
+    if node.op != "call_function":
+        return True
+    if "triton_kernel_wrapper" in str(target):
+        return False
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        return all(_is_whole(getattr(target, one)) for one in target.overloads())
+    if isinstance(target, torch._ops.OpOverload):
+        return _is_whole(target)
+    module = str(getattr(target, "__module__", None) or "torch")
+    return module.partition(".")[0] in _KNOWN
+
+
+def _is_whole(op: torch._ops.OpOverload) -> bool:
+    """Return whether an operator is torch's, or one that compiled code calls by its name."""
+    composite = torch._C.DispatchKey.CompositeImplicitAutograd
+    return op.namespace in _NAMESPACES or not op.has_kernel_for_dispatch_key(composite)
+
+
+_KNOWN = ("_operator", "builtins", "math", "operator", "torch")
+_NAMESPACES = ("aten", "prim", "prims")
 
 
 class _Number(int):
