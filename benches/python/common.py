@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import gc
 import itertools
 import json
 import platform
@@ -21,6 +22,7 @@ __all__ = [
     "ROUNDS",
     "calls_us",
     "device_us",
+    "free_bytes",
     "host_us",
     "native_us",
     "parsed",
@@ -80,6 +82,17 @@ def device_us(call: Callable[[], object]) -> float:
         end.synchronize()
         times.append(start.elapsed_time(end) * 1e3)
     return statistics.median(times)
+
+
+def free_bytes() -> int:
+    """Return free bytes of the device, when all has gone back that can."""
+    for _ in range(2):
+        torch.cuda.synchronize()
+        torch._C._cuda_clearCublasWorkspaces()
+        gc.collect()
+        cgraph.memory()
+        torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info()[0]
 
 
 def publish(

@@ -9,7 +9,6 @@ after each replay: by torch's graphs as they are, by cgraph's as weak references
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import cgraph
-from common import parsed, publish
+from common import free_bytes, parsed, publish
 
 MIB = 1 << 20
 SIZES = [2048, 1792, 1536, 1280, 1024, 768, 512, 256]
@@ -91,23 +90,12 @@ def taken(capture: Capture, breaks: bool, sizes: Sequence[int]) -> tuple[float, 
     x = torch.randn(SIZES[0], WIDTH, device="cuda", dtype=torch.bfloat16)
     model = Head(breaks).cuda().bfloat16()
     model(x)
-    before, reserved = free(), torch.cuda.memory_reserved()
+    before, reserved = free_bytes(), torch.cuda.memory_reserved()
     kept = capture(model, sizes, x)
-    found = before - free()
+    found = before - free_bytes()
     segments = torch.cuda.memory_reserved() - reserved
     del kept
     return segments / MIB, (found - segments) / MIB
-
-
-def free() -> int:
-    """Return free bytes of the device, when all has gone back that can."""
-    for _ in range(2):
-        torch.cuda.synchronize()
-        torch._C._cuda_clearCublasWorkspaces()
-        gc.collect()
-        cgraph.memory()
-        torch.cuda.empty_cache()
-    return torch.cuda.mem_get_info()[0]
 
 
 def main() -> None:

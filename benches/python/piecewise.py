@@ -34,7 +34,7 @@ from torch.nn import functional
 
 import cgraph
 from cgraph.piecewise import PiecewiseBackend, mark_size
-from common import host_us, parsed, publish
+from common import free_bytes, host_us, parsed, publish
 
 PIECES = 33
 WIDTH = 64
@@ -237,9 +237,9 @@ def ladder_part(name: str, which: str) -> dict[str, float]:
     small = Model(WIDTH, WIDTH)
     capture(small, torch.randn(8, WIDTH, device="cuda"), [8])
     torch.compiler.reset()
-    before, reserved = free(), torch.cuda.memory_reserved()
+    before, reserved = free_bytes(), torch.cuda.memory_reserved()
     call, seconds = capture(model, x, sizes)
-    found = before - free()
+    found = before - free_bytes()
     segments = torch.cuda.memory_reserved() - reserved
     given = torch.randn(sizes[0], DEEP, device="cuda").bfloat16()
     torch.testing.assert_close(call(given), model(given), rtol=5e-2, atol=5e-1)
@@ -339,17 +339,6 @@ def by_pieces(model: Model, x: Tensor, sizes: Sequence[int]) -> Made:
     backend.warm_up(lambda size: fast(x[:size]), progress=False)
     torch.cuda.synchronize()
     return fast, time.perf_counter() - began
-
-
-def free() -> int:
-    """Return free bytes of the device, when all has gone back that can."""
-    for _ in range(2):
-        torch.cuda.synchronize()
-        torch._C._cuda_clearCublasWorkspaces()
-        gc.collect()
-        cgraph.memory()
-        torch.cuda.empty_cache()
-    return torch.cuda.mem_get_info()[0]
 
 
 if __name__ == "__main__":

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import overload
 
 __all__ = [
@@ -87,6 +88,15 @@ def short_place(place: str | None) -> str | None:
     ('project/train.py:31', '<stdin>:1')
     """
     return None if place is None else "/".join(place.split("/")[-2:])
+
+
+def nearest(given: object, known: Iterable[str]) -> str | None:
+    """Return the known name that is most like a given one; None if none is.
+
+    >>> nearest("capture_size", ["capture_sizes", "warmups"]), nearest("x", ["warmups"])
+    ('capture_sizes', None)
+    """
+    return next(iter(difflib.get_close_matches(str(given), [*known], n=1)), None)
 
 
 def plural(count: int, noun: str) -> str:

@@ -15,7 +15,7 @@ import torch
 from cgraph import _driver, _torch
 from cgraph._callables.sample import Sample
 from cgraph._captures.fresh_results import can_be_fresh
-from cgraph._captures.pool_blocks import PoolBlocks, unowned_in
+from cgraph._captures.pool_blocks import PoolBlocks, places_in, unowned_at
 from cgraph._driver import Handle, Pool
 from cgraph._torch import tree_flatten, tree_unflatten
 from cgraph.errors import ArgumentError, StateError
@@ -68,8 +68,6 @@ class GraphLadder:
         self._weak_outputs, self._fresh_outputs = weak_outputs, fresh_outputs
         self._check_addresses = check_addresses
         self._rungs: dict[Hashable, _Rung] = {}
-        # How calls without arguments are replayed, and what they return, unless that is new.
-        self._plain: dict[Hashable, tuple[Callable[[], object], Any]] = {}
 
     def capture(
         self,
@@ -133,9 +131,6 @@ class GraphLadder:
             after()
         before_it = self._rungs.pop(key, None)
         self._rungs[key] = rung
-        self._plain.pop(key, None)
-        if not self._fresh_outputs:
-            self._plain[key] = rung.replay, rung.result
         if before_it is not None:
             before_it.graph.reset()
         return result  # type: ignore[no-any-return]
@@ -153,13 +148,12 @@ class GraphLadder:
             ArgumentError: There is no such key, an argument has another shape or structure, a
                 constant differs, or a tensor lies elsewhere and ``check_addresses`` is on.
         """
-        if not args and (plain := self._plain.get(key)) is not None:
-            replay, result = plain
-            replay()
-            return result
         rung = self._rungs.get(key)
         if rung is None:
             raise self._unknown(key)
+        if not args and rung.fresh is None:
+            rung.replay()
+            return rung.result
         return rung(args, checks=self._check_addresses)
 
     @property
@@ -182,7 +176,6 @@ class GraphLadder:
     def clear(self, *keys: Hashable) -> None:
         """Drop the graphs of some keys, or all."""
         for key in keys or self.keys:
-            self._plain.pop(key, None)
             if (rung := self._rungs.pop(key, None)) is not None:
                 rung.graph.reset()
 
@@ -210,6 +203,7 @@ class _Rung:
         graph: The graph.
         replay: Replays it without arguments.
         result: The result, in the memory that replays write.
+        fresh: Returns results in new tensors; None if that one is returned.
         kept: Objects that replays need.
     """
 
@@ -227,7 +221,7 @@ class _Rung:
         self._feed = graph._feeder()
         self._places = _places_of(sample.tensors)
         self._is_shared = _share_memory(sample.tensors)
-        self._fresh: _FreshResults | None = None
+        self.fresh: _FreshResults | None = None
 
     @classmethod
     def captured(
@@ -249,7 +243,7 @@ class _Rung:
             """Return the tensors that replays copy to new memory, and note their places."""
             leaves, _ = tree_flatten(result)
             own.extend(
-                place for place in _places_in(driver, token, leaves) if can_be_fresh(leaves[place])
+                place for place in places_in(driver, token, leaves) if can_be_fresh(leaves[place])
             )
             return [leaves[place] for place in own]
 
@@ -266,14 +260,14 @@ class _Rung:
         )
         leaves, spec = tree_flatten(result)
         if blocks is not None:
-            leaves = _without_blocks(driver, token, leaves)
+            leaves = unowned_at(driver, token, leaves, places_in(driver, token, leaves))
             # Garbage may hold the results, as the first capture of a process makes some.
             del result
             blocks.are_left()
         rung = cls(name, graph, sample, leaves, spec)
         if is_fresh:
-            rung._fresh = _FreshResults(graph, own, sample.tensors, leaves)
-            return rung, rung._built(rung._fresh.first(leaves))
+            rung.fresh = _FreshResults(graph, own, sample.tensors, leaves)
+            return rung, rung._built(rung.fresh.first(leaves))
         return rung, rung.result
 
     def __call__(self, args: tuple[Any, ...], *, checks: bool) -> Any:
@@ -285,8 +279,8 @@ class _Rung:
                 self._require_places(given)
             else:
                 tensors = given
-        if self._fresh is not None:
-            return self._built(self._fresh(tensors, self._leaves))
+        if self.fresh is not None:
+            return self._built(self.fresh(tensors, self._leaves))
         self._feed(tensors)
         return self.result
 
@@ -395,10 +389,8 @@ class _FreshResults:
 
     def first(self, leaves: Sequence[Any]) -> list[Any]:
         """Return the leaves as they are now, with new tensors."""
-        places, found = [*self._places, *self._views], list(leaves)
-        made = _torch.clone_together([leaves[place] for place in places])
-        for place, one in zip(places, made, strict=True):
-            found[place] = one
+        found = list(leaves)
+        self._clone(found, [*self._places, *self._views])
         return found
 
     def __call__(self, tensors: tuple[torch.Tensor, ...], leaves: Sequence[Any]) -> list[Any]:
@@ -411,9 +403,16 @@ class _FreshResults:
             self._feed_fresh(tensors, to, made)
             for place, one in zip(self._places, made, strict=True):
                 found[place] = one
-        for place in self._views:
-            found[place] = found[place].clone()
+        if self._views:
+            self._clone(found, self._views)
         return found
+
+    @staticmethod
+    def _clone(leaves: list[Any], places: Sequence[int]) -> None:
+        """Replace tensors by clones, which share memory as they do."""
+        made = _torch.clone_together([leaves[place] for place in places])
+        for place, one in zip(places, made, strict=True):
+            leaves[place] = one
 
 
 def _builder(result: Any, leaves: Sequence[Any], spec: Any) -> Callable[[list[Any]], Any]:
@@ -422,23 +421,3 @@ def _builder(result: Any, leaves: Sequence[Any], spec: Any) -> Callable[[list[An
         if all(map(operator.is_, result, leaves)):
             return type(result)
     return lambda found: tree_unflatten(found, spec)
-
-
-def _places_in(driver: _driver.Driver, pool: Handle, leaves: Sequence[Any]) -> list[int]:
-    """Return the places of tensors that lie in a pool, in memory that others may have instead."""
-    return [
-        place
-        for place, leaf in enumerate(leaves)
-        if isinstance(leaf, torch.Tensor)
-        and _torch.can_be_unowned(leaf)
-        and driver.is_in_pool(leaf, pool)
-    ]
-
-
-def _without_blocks(driver: _driver.Driver, pool: Handle, leaves: Sequence[Any]) -> list[Any]:
-    """Replace tensors in a pool by such that do not own their blocks, and keep the pool instead."""
-    found, places = list(leaves), _places_in(driver, pool, leaves)
-    made = unowned_in(driver, pool, [leaves[place] for place in places])
-    for place, one in zip(places, made, strict=True):
-        found[place] = one
-    return found

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-import served  # noqa: F401 (defines operators)
 from cgraph._piecewise.compile_cache import CompileCache, StoredPiece, key_of
 from cgraph._piecewise.counters import Counters
 from cgraph._piecewise.pieces import Compiler, program_of
@@ -23,6 +22,7 @@ from cgraph._piecewise.size_guards import Guard
 from cgraph._torch import form_of_graph
 from cgraph.errors import ArgumentError, CgraphWarning
 from cgraph.piecewise import PiecewiseConfig, mark_size, split_graph
+from served import graph_of
 
 pytestmark = [
     pytest.mark.timeout(300),
@@ -200,18 +200,6 @@ def test_guards_are_kept_as_literals() -> None:
     for wrong in ("s", 3, [], ["eval", "1"], ["Add", ["open", "x"]], ["Add", 1.5]):
         with pytest.raises(ValueError, match="guard"):
             Guard.parsed(wrong)
-
-
-def graph_of(function: Any, *inputs: Tensor) -> torch.fx.GraphModule:
-    found: list[torch.fx.GraphModule] = []
-
-    def keep(graph: torch.fx.GraphModule, _: Any) -> Any:
-        found.append(graph)
-        return graph.forward
-
-    torch.compiler.reset()
-    torch.compile(function, backend=keep)(*inputs)
-    return found[0]
 
 
 def function_in(path: Path, source: str) -> Any:

@@ -9,23 +9,10 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-import served  # noqa: F401 (defines operators)
 from cgraph._piecewise.split import operator_name
 from cgraph.errors import ArgumentError, CgraphWarning
 from cgraph.piecewise import SplitItem, split_graph
-
-
-def dynamo(body: Any, *inputs: Tensor) -> torch.fx.GraphModule:
-    """Return the graph of torch's operators as Dynamo sees a function."""
-    found: list[torch.fx.GraphModule] = []
-
-    def keep(graph: torch.fx.GraphModule, _: Any) -> Any:
-        found.append(graph)
-        return graph.forward
-
-    torch.compiler.reset()
-    torch.compile(body, backend=keep, fullgraph=True)(*inputs)
-    return found[0]
+from served import graph_of
 
 
 def splitting(items: list[SplitItem]) -> list[bool]:
@@ -41,7 +28,7 @@ def test_row_2_24_each_call_of_an_operator_is_a_part_by_itself() -> None:
         return torch.ops.served.routed(x)
 
     x = torch.randn(4)
-    graph = dynamo(body, x)
+    graph = graph_of(body, x)
     whole, items = split_graph(graph, ["served::routed"])
     assert splitting(items) == [False, True, False, True]
     assert [item.graph_id for item in items] == [0, 1, 2, 3]
@@ -61,7 +48,7 @@ def test_row_2_24_each_call_of_an_operator_is_a_part_by_itself() -> None:
         "served.routed.default",
     ],
 )
-@pytest.mark.parametrize("trace", [dynamo, lambda body, x: make_fx(body)(x)])
+@pytest.mark.parametrize("trace", [graph_of, lambda body, x: make_fx(body)(x)])
 def test_an_operator_is_found_by_each_of_its_names(op: Any, trace: Any) -> None:
     def body(x: Tensor) -> Tensor:
         return torch.ops.served.routed(x * 2) + 1
@@ -78,7 +65,7 @@ def test_a_function_of_torchs_is_found_by_each_of_its_names(op: Any) -> None:
     def body(x: Tensor) -> Tensor:
         return torch.nn.functional.softmax(x * 2, dim=0) + 1
 
-    _, items = split_graph(dynamo(body, torch.randn(4)), [op])
+    _, items = split_graph(graph_of(body, torch.randn(4)), [op])
     assert splitting(items) == [False, True, False]
 
 
@@ -94,7 +81,7 @@ def test_row_2_25_calls_stay_in_their_order_with_their_writes() -> None:
         return before + torch.ops.served.routed(z), y
 
     x = torch.randn(8)
-    whole, items = split_graph(dynamo(body, x), ["served::routed"])
+    whole, items = split_graph(graph_of(body, x), ["served::routed"])
     assert len(items) == 5
     for one, other in zip(whole(x), body(x), strict=True):
         assert torch.equal(one, other)
@@ -109,7 +96,7 @@ def test_row_2_26_more_than_ten_parts_are_in_the_order_of_their_numbers() -> Non
         return x
 
     x = torch.randn(4)
-    whole, items = split_graph(dynamo(body, x), ["served::routed"])
+    whole, items = split_graph(graph_of(body, x), ["served::routed"])
     numbers = [item.graph_id for item in items]
     assert numbers == sorted(numbers)
     assert len(items) == 16
@@ -126,7 +113,7 @@ def test_items_of_a_result_stay_with_the_call_that_made_it() -> None:
         return low + high + second
 
     x = torch.randn(4, 3)
-    whole, items = split_graph(dynamo(body, x), ["served::mixed"])
+    whole, items = split_graph(graph_of(body, x), ["served::mixed"])
     assert splitting(items) == [True, False]
     # Between parts there are tensors, and no sequences.
     calls = [node for node in items[0].graph.graph.nodes if node.op == "call_function"]
@@ -151,7 +138,7 @@ def test_a_tensor_is_indexed_after_the_writes_before() -> None:
 
     for body, op in ((last, "served::attend"), (late, "served::routed")):
         inputs = torch.randn(4, 3), torch.zeros(4, 3), torch.tensor([0, 2])
-        whole, items = split_graph(dynamo(body, *inputs), [op])
+        whole, items = split_graph(graph_of(body, *inputs), [op])
         assert sum(splitting(items)) == 1
         names = {node.target: place for place, node in enumerate(_placeholders(whole))}
         given = [inputs[{"L_x_": 0, "L_cache_": 1, "L_places_": 2}[name]] for name in names]
@@ -171,7 +158,7 @@ def test_operators_have_the_same_name_in_each_process() -> None:
     _, items = split_graph(graph, [torch.ops.aten.add])
     assert splitting(items) == [False, True, False]
     _, items = split_graph(
-        dynamo(lambda x: (x * 2).cumsum(0) + 1, torch.randn(4)), [torch.Tensor.cumsum]
+        graph_of(lambda x: (x * 2).cumsum(0) + 1, torch.randn(4)), [torch.Tensor.cumsum]
     )
     assert splitting(items) == [False, True, False]
 
@@ -182,7 +169,7 @@ def test_calls_that_follow_each_other_are_one_part_where_that_is_asked_for() -> 
         return torch.ops.served.routed(x + 1)
 
     x = torch.randn(4)
-    graph = dynamo(body, x)
+    graph = graph_of(body, x)
     _, items = split_graph(graph, ["served::routed"])
     assert splitting(items) == [False, True, True, False, True]
     whole, items = split_graph(graph, ["served::routed"], merge=True)
@@ -191,7 +178,7 @@ def test_calls_that_follow_each_other_are_one_part_where_that_is_asked_for() -> 
 
 
 def test_an_operator_that_does_not_occur_is_named_with_the_nearest() -> None:
-    graph = dynamo(lambda x: torch.ops.served.routed(x) + 1, torch.randn(4))
+    graph = graph_of(lambda x: torch.ops.served.routed(x) + 1, torch.randn(4))
     with pytest.warns(CgraphWarning, match=r"served\.router; the nearest names in it are serv"):
         _, items = split_graph(graph, ["served::router"])
     assert splitting(items) == [False]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
-__all__ = ["OPS", "Decoder", "calls"]
+__all__ = ["OPS", "Decoder", "calls", "graph_of"]
 
 OPS = ("served::attend",)
 calls: list[int] = []
@@ -37,6 +40,19 @@ for _name, _function in (("attend", _attend), ("mixed", _mixed), ("routed", _rou
 _library._register_fake("attend", lambda x, cache, out: None)
 _library._register_fake("mixed", lambda x: (torch.empty_like(x), x.new_empty(x.shape[1:])))
 _library._register_fake("routed", lambda x: torch.empty_like(x))
+
+
+def graph_of(function: Callable[..., Any], *inputs: Tensor) -> torch.fx.GraphModule:
+    """Return the graph of torch's operators as Dynamo sees a function."""
+    found: list[torch.fx.GraphModule] = []
+
+    def keep(graph: torch.fx.GraphModule, _: Any) -> Any:
+        found.append(graph)
+        return graph.forward
+
+    torch.compiler.reset()
+    torch.compile(function, backend=keep, fullgraph=True)(*inputs)
+    return found[0]
 
 
 class Decoder(nn.Module):

@@ -157,9 +157,9 @@ class Session:
         given, streams = (args, kwargs), tuple(self.forks.streams)
         if work.is_pause or work.is_backward:
             return Break(self.driver, work, given, streams)
-        # Whether or not gradients are recorded here, the break may record its own.
         if self._flow is None:
             return Break(self.driver, work, given, streams, None, self._blocks)
+        # Whether or not gradients are recorded here, the break may record its own.
         flow = self._flow(work, user_line() or "", given, self)
         self.flows.append(flow)
         return Break(self.driver, work, given, streams, flow, self._blocks)

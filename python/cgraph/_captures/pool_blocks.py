@@ -11,7 +11,7 @@ import torch
 from cgraph import _torch
 from cgraph._driver import Driver, Handle, token
 
-__all__ = ["PoolBlocks", "unowned_in"]
+__all__ = ["PoolBlocks", "places_in", "unowned_at", "unowned_in"]
 
 
 def unowned_in(driver: Driver, pool: Handle, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -25,6 +25,28 @@ def unowned_in(driver: Driver, pool: Handle, tensors: Sequence[torch.Tensor]) ->
     mem_pool = driver.mem_pool(pool)
     core: Any = None if mem_pool is None else mem_pool._core
     return _torch.unowned(tensors, pool, core)
+
+
+def places_in(driver: Driver, pool: Handle, leaves: Sequence[Any]) -> list[int]:
+    """Return the places of tensors that lie in a pool, and whose blocks others may have."""
+    return [
+        place
+        for place, leaf in enumerate(leaves)
+        if isinstance(leaf, torch.Tensor)
+        and _torch.can_be_unowned(leaf)
+        and driver.is_in_pool(leaf, pool)
+    ]
+
+
+def unowned_at(
+    driver: Driver, pool: Handle, leaves: Sequence[Any], places: Sequence[int]
+) -> list[Any]:
+    """Return leaves with :func:`unowned_in` tensors at places of :func:`places_in`."""
+    found = list(leaves)
+    made = unowned_in(driver, pool, [leaves[place] for place in places])
+    for place, one in zip(places, made, strict=True):
+        found[place] = one
+    return found
 
 
 class PoolBlocks:

@@ -11,7 +11,7 @@ import torch
 
 from cgraph import _core, _driver, _torch
 from cgraph._captures.fresh_results import can_be_fresh
-from cgraph._captures.pool_blocks import unowned_in
+from cgraph._captures.pool_blocks import places_in, unowned_at
 from cgraph._driver import Handle
 from cgraph._graphed.reasons import reason_against_result
 from cgraph._torch import tree_flatten, tree_unflatten
@@ -90,16 +90,8 @@ class Result:
             pool: The pool of the graph.
         """
         driver = _driver.current()
-        places = [
-            number
-            for number, (leaf, kind) in enumerate(zip(self.leaves, self.kinds, strict=True))
-            if kind == "own" and _torch.can_be_unowned(leaf) and driver.is_in_pool(leaf, pool)
-        ]
-        leaves = list(self.leaves)
-        made = unowned_in(driver, pool, [leaves[place] for place in places])
-        for place, leaf in zip(places, made, strict=True):
-            leaves[place] = leaf
-        return replace(self, leaves=leaves)
+        own = [one for one in places_in(driver, pool, self.leaves) if self.kinds[one] == "own"]
+        return replace(self, leaves=unowned_at(driver, pool, self.leaves, own))
 
     def lend(self, lent: _core.LentResults) -> None:
         """Note that a caller gets the leaves that lie in the graph's memory."""

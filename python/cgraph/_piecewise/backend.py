@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -66,10 +65,8 @@ class PiecewiseBackend:
         self.config = config
         self.counters = Counters()
         self._pool = pool
-        self._ladder: GraphLadder | None = None
         self._parts: list[Part] = []
         self._calls: SizedCalls | None = None
-        self._lock = threading.RLock()
 
     def __call__(
         self, graph: torch.fx.GraphModule, inputs: Sequence[Any], **options: Any
@@ -110,7 +107,7 @@ class PiecewiseBackend:
         self.counters.pieces += sum(not item.is_splitting_graph for item in items)
         if self._pool is None:
             self._pool = driver.pool_handle()
-        self._ladder = GraphLadder(
+        ladder = GraphLadder(
             self._pool,
             check_addresses=not config.copy_inputs,
             fresh_outputs=config.outputs == "fresh",
@@ -126,9 +123,7 @@ class PiecewiseBackend:
                     found[one.item.submod_name] = compiler.sized(one, size)
             return program_of(whole, found)
 
-        self._calls = SizedCalls(
-            config, open_size, program, self._ladder, self.counters, lock=self._lock
-        )
+        self._calls = SizedCalls(config, open_size, program, ladder, self.counters)
         return self._calls.run
 
     def warm_up(
@@ -158,9 +153,8 @@ class PiecewiseBackend:
 
     def clear(self) -> None:
         """Drop all graphs: sizes are captured anew, as after weights have moved."""
-        with self._lock:
-            if self._calls is not None:
-                self._calls.clear()
+        if self._calls is not None:
+            self._calls.clear()
 
     def _dump(self, whole: torch.fx.GraphModule, folder: str | Path | None) -> None:
         """Write the code of the split graph, unless it is there."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
@@ -10,6 +9,7 @@ from typing import Any, Literal
 from typing_extensions import Self
 
 from cgraph._piecewise.split import operator_name
+from cgraph._text import nearest
 from cgraph.errors import ArgumentError
 
 __all__ = ["PiecewiseConfig"]
@@ -97,8 +97,8 @@ class PiecewiseConfig:
         names = [one.name for one in fields(cls)]
         for name in given:
             if name not in names:
-                near = difflib.get_close_matches(str(name), names, n=1)
-                hint = f": {near[0]} is the nearest" if near else f": {', '.join(names)}"
+                near = nearest(name, names)
+                hint = f": {near} is the nearest" if near else f": {', '.join(names)}"
                 raise ArgumentError(f"no field of PiecewiseConfig is called {name!r:.80}{hint}")
         return cls(**given)
 
@@ -115,8 +115,8 @@ def _sizes(name: str, given: Any) -> tuple[int, ...]:
 
 def _choose(name: str, given: Any, *choices: str) -> None:
     if given not in choices:
-        near = difflib.get_close_matches(str(given), choices, n=1)
-        hint = f": {near[0]!r} is the nearest" if near else ""
+        near = nearest(given, choices)
+        hint = f": {near!r} is the nearest" if near else ""
         expected = " or ".join(map(repr, choices))
         raise ArgumentError(f"{name} is {given!r:.80}, expected {expected}{hint}")
 

@@ -59,7 +59,6 @@ class SizedCalls:
         program: Returns the function that runs all parts, for a size or, for None, for any.
         ladder: The graphs.
         counters: Counts calls.
-        lock: Held while a size is captured.
     """
 
     def __init__(
@@ -69,11 +68,9 @@ class SizedCalls:
         program: Callable[[int | None], Program],
         ladder: GraphLadder,
         counters: Counters,
-        *,
-        lock: threading.RLock,
     ) -> None:
         self._config, self._open, self._counters = config, open_size, counters
-        self._ladder, self._lock = ladder, lock
+        self._ladder, self._lock = ladder, threading.RLock()
         self._general = program(None)
         self._has_run = False
         self._sizes = {
@@ -109,11 +106,12 @@ class SizedCalls:
 
     def clear(self) -> None:
         """Drop all graphs."""
-        self._captured.clear()
-        self._buffers.clear()
-        self._ladder.clear()
-        for one in self._sizes.values():
-            one.warmups, one.graph, one.refused, one.others = 0, None, None, ()
+        with self._lock:
+            self._captured.clear()
+            self._buffers.clear()
+            self._ladder.clear()
+            for one in self._sizes.values():
+                one.warmups, one.graph, one.refused, one.others = 0, None, None, ()
 
     def _uncaptured(self, size: int, args: tuple[Any, ...]) -> Any:
         with self._lock:
@@ -126,9 +124,7 @@ class SizedCalls:
             if wants and found.warmups >= self._config.warmups_of(size):
                 return self._capture(found, args)
             self._counters.uncaptured += 1
-            if not wants:
-                return found.program(*args)
-            found.warmups += 1
+            found.warmups += wants
             return found.program(*args)
 
     def _capture(self, found: Size, args: tuple[Any, ...]) -> Any:

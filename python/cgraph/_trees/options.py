@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from cgraph import _torch
+from cgraph._text import nearest
 from cgraph.errors import ArgumentError
 
 __all__ = ["TreeOptions", "unknown"]
@@ -81,8 +81,8 @@ class TreeOptions:
 
 def unknown(name: object, known: Sequence[str], others: Iterable[str] = ()) -> ArgumentError:
     """Return the error of an option that is unknown; it names the nearest, or those known best."""
-    near = difflib.get_close_matches(str(name), [*known, *others], 1)
-    expected = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(known)}"
+    near = nearest(name, [*known, *others])
+    expected = f"did you mean {near!r}?" if near else f"expected one of {', '.join(known)}"
     return ArgumentError(f"unknown option {name!r:.80}: {expected}")
 
 
