@@ -161,6 +161,10 @@ class GraphLadder:
         """The keys that have a graph, in the order of the captures."""
         return tuple(self._rungs)
 
+    def __contains__(self, key: Hashable) -> bool:
+        """Return whether a key has a graph."""
+        return key in self._rungs
+
     def graph(self, key: Hashable) -> SegmentedGraph:
         """Return the graphs of a key, and with them their memory, seconds and breaks."""
         rung = self._rungs.get(key)
