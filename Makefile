@@ -84,7 +84,7 @@ gpu-bundle: build
 	cp -r tests pyproject.toml $(BUNDLE)/ && cp -r benches/python $(BUNDLE)/benches
 	cp target/release/libcg_bench.so $(BUNDLE)/benches/
 	strip $(BUNDLE)/examples/* $(BUNDLE)/contract $(BUNDLE)/benches/libcg_bench.so
-	cp tests/gpu/run.sh $(BUNDLE)/
+	cp examples/*.py $(BUNDLE)/examples/ && cp tests/gpu/run.sh $(BUNDLE)/
 	find $(BUNDLE) -name __pycache__ -prune -exec rm -r {} +
 	du -sh $(BUNDLE)
 

@@ -2,13 +2,14 @@
 
 P6 is the host time of 33 captured pieces with eager attention between them, for each piece; the
 eager part, the 32 calls of the attention alone, is subtracted. The loop replays each piece and
-calls the attention from Python, as home-made runners do. In the form of vLLM, each piece is a call
-of its own from Python, with its graphs by size.
+calls the attention from Python, as home-made runners do; after ``patch_torch()`` its graphs are
+cgraph's, as with the plugin of vLLM. With ``GraphLadder``, each piece is a call by its size.
 
 P8 captures 33 pieces for 51 sizes, the largest first, into one pool: by torch's class with weak
 outputs, and by ``PiecewiseBackend.warm_up``. Both run each piece once before its capture.
 
-P14 starts a program twice whose 33 pieces Inductor compiles; the second finds them on disk.
+P14 starts a program twice whose 33 pieces Inductor compiles; the second finds them on disk. The
+import of Inductor, which either start needs, is a part of the seconds in the backend.
 
     python benches/python/piecewise.py [--results folder]
 """
@@ -16,6 +17,7 @@ P14 starts a program twice whose 33 pieces Inductor compiles; the second finds t
 from __future__ import annotations
 
 import gc
+import importlib
 import json
 import os
 import subprocess
@@ -98,12 +100,17 @@ def replays(folder: Path | None) -> None:
     mixed = [torch.empty(ROWS, WIDTH, device="cuda") for _ in range(PIECES - 1)]
     sources = [x, *mixed]
     pool, graphs, results = torch.cuda.graph_pool_handle(), [], []
+    own_pool, own_graphs, own_results = cgraph.graph_pool_handle(), [], []
     ladders = [cgraph.GraphLadder(weak_outputs=False) for _ in range(PIECES)]
     for number, (source, ladder) in enumerate(zip(sources, ladders, strict=True)):
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=pool):
             results.append(model.piece(source, number))
         graphs.append(graph)
+        own = cgraph.CUDAGraph()
+        with cgraph.graph(own, pool=own_pool):
+            own_results.append(model.piece(source, number))
+        own_graphs.append(own)
         ladder.capture(ROWS, lambda x, n=number: model.piece(x, n), source)
 
     def loop() -> Tensor:
@@ -112,6 +119,13 @@ def replays(folder: Path | None) -> None:
             attend(result, out)
         graphs[-1].replay()
         return results[-1]
+
+    def patched() -> Tensor:
+        for graph, result, out in zip(own_graphs, own_results, mixed, strict=False):
+            graph.replay()
+            attend(result, out)
+        own_graphs[-1].replay()
+        return own_results[-1]
 
     def pieces() -> Tensor:
         for ladder, out in zip(ladders, mixed, strict=False):
@@ -122,7 +136,11 @@ def replays(folder: Path | None) -> None:
         for result, out in zip(results, mixed, strict=False):
             attend(result, out)
 
-    ways: dict[str, Callable[[], Any]] = {"torch's loop": loop, "GraphLadder, call by call": pieces}
+    ways: dict[str, Callable[[], Any]] = {
+        "torch's loop": loop,
+        "the loop after patch_torch()": patched,
+        "GraphLadder, call by call": pieces,
+    }
     for outputs in ("fresh", "static"):
         run = whole(model, x, outputs)
         ways[f"PiecewiseBackend, {outputs}"] = run
@@ -208,11 +226,20 @@ def starts(folder: Path | None) -> None:
                     f"{found['compilations']}",
                     f"{found['loaded']}",
                     f"{found['backend']:.2f}",
+                    f"{found['imports']:.2f}",
                     f"{found['captures']:.2f}",
                     f"{found['whole']:.2f}",
                 ]
             )
-    head = ["start", "compilations", "loaded", "backend s", "captures s", "whole process s"]
+    head = [
+        "start",
+        "compilations",
+        "loaded",
+        "backend s",
+        "of it imports s",
+        "captures s",
+        "whole process s",
+    ]
     publish("P14", "two starts of a compiled model in pieces", head, rows, folder)
 
 
@@ -252,11 +279,13 @@ def start_part(cache: str) -> dict[str, float]:
     backend = PiecewiseBackend(
         splitting_ops=["bench::attend"], capture_sizes=[1, 8, 64], cache_dir=cache
     )
-    seconds = 0.0
+    seconds = imports = 0.0
 
     def timed(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        nonlocal seconds
+        nonlocal seconds, imports
         began = time.perf_counter()
+        importlib.import_module("torch._inductor.standalone_compile")
+        imports = time.perf_counter() - began
         run = backend(graph, inputs)
         seconds = time.perf_counter() - began
         return run
@@ -271,6 +300,7 @@ def start_part(cache: str) -> dict[str, float]:
     counters = backend.counters
     return {
         "backend": seconds,
+        "imports": imports,
         "captures": time.perf_counter() - began,
         "compilations": counters.inductor_compilations,
         "loaded": counters.loaded,

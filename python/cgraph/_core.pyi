@@ -21,6 +21,7 @@ __all__ = [
     "Guards",
     "HookHandle",
     "Inputs",
+    "Ladder",
     "LastStream",
     "LentResults",
     "NewNode",
@@ -451,6 +452,21 @@ class Segments:
     def _is_running(self) -> bool:
         """True if a replay is under way, as seen from a step or another thread."""
     def _clear(self) -> None: ...
+
+@disjoint_base
+class Ladder:
+    """Graphs by key; behind :class:`cgraph.GraphLadder`."""
+
+    def __new__(cls, *_args: Any, **_kwargs: Any) -> Self:
+        """Take no graphs; subclasses may take arguments."""
+    def __call__(self, *args: Any) -> Any:
+        """Replay the graph of a key in ``_rungs``, and return its result.
+
+        Calls with arguments, and those with another key, are handed on to ``_call``.
+        """
+    @property
+    def _rungs(self) -> dict[Any, tuple[Graph | Segments, Any]]:
+        """The graphs whose calls may be without arguments, by key: what replays, and the result."""
 
 @final
 class CaptureMark:

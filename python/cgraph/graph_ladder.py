@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from cgraph import _driver, _torch
+from cgraph import _core, _driver, _torch
 from cgraph._callables.sample import Sample
 from cgraph._captures.fresh_results import can_be_fresh
 from cgraph._captures.pool_blocks import PoolBlocks, places_in, unowned_at
@@ -26,7 +26,7 @@ __all__ = ["GraphLadder"]
 R = TypeVar("R")
 
 
-class GraphLadder:
+class GraphLadder(_core.Ladder):
     """Captured graphs by key, one for each size of a batch or whatever else distinguishes calls.
 
     Their memory is that of the largest if the largest is captured first, as later captures take the
@@ -43,6 +43,15 @@ class GraphLadder:
         fresh_outputs: Copy the results of each call to new tensors, in the same replay.
 
     A capture keeps its function, the arguments and ``keep``. The ladder keeps the pool.
+
+    A call is ``ladder(key, *args)``, with arguments like those of the capture, or none. It replays
+    the graph of the key and returns its result. A tensor that lies elsewhere is copied to the one
+    of the capture; what the function writes to that stays there. Without arguments, one native call
+    reads what lies in the tensors of the capture.
+
+    Raises:
+        ArgumentError: By a call for which there is no such key, an argument has another shape or
+            structure, a constant differs, or a tensor lies elsewhere and ``check_addresses`` is on.
 
     >>> import torch, cgraph
     >>> with cgraph.sim.use(), cgraph.capture_scope() as pool:
@@ -67,7 +76,7 @@ class GraphLadder:
         self._pool = pool
         self._weak_outputs, self._fresh_outputs = weak_outputs, fresh_outputs
         self._check_addresses = check_addresses
-        self._rungs: dict[Hashable, _Rung] = {}
+        self._captured: dict[Hashable, _Rung] = {}
 
     def capture(
         self,
@@ -111,10 +120,7 @@ class GraphLadder:
             hash(key)
         except TypeError as error:
             raise ArgumentError(f"key is {key!r:.80}, expected a hashable value: {error}") from None
-        if pool is None:
-            if self._pool is None:
-                self._pool = _driver.current().pool_handle()
-            pool = self._pool
+        pool = self.pool if pool is None else pool
         if before is not None:
             before()
         rung, result = _Rung.captured(
@@ -129,45 +135,40 @@ class GraphLadder:
         rung.kept = fn, keep
         if after is not None:
             after()
-        before_it = self._rungs.pop(key, None)
-        self._rungs[key] = rung
+        before_it = self._captured.pop(key, None)
+        self._captured[key] = rung
+        if rung.fresh is None:
+            self._rungs[key] = rung.replayed, rung.result
         if before_it is not None:
             before_it.graph.reset()
         return result  # type: ignore[no-any-return]
 
-    def __call__(self, key: Hashable, *args: Any) -> Any:
-        """Replay the graph of a key; return its result.
-
-        Args:
-            key: The key.
-            *args: Arguments like those of the capture, or none. A tensor that lies elsewhere is
-                copied to the one of the capture; what the function writes to that stays there.
-                Without arguments the replay reads what lies in the tensors of the capture.
-
-        Raises:
-            ArgumentError: There is no such key, an argument has another shape or structure, a
-                constant differs, or a tensor lies elsewhere and ``check_addresses`` is on.
-        """
-        rung = self._rungs.get(key)
+    def _call(self, key: Hashable, *args: Any) -> Any:
+        """Replay with arguments, or with new results."""
+        rung = self._captured.get(key)
         if rung is None:
             raise self._unknown(key)
-        if not args and rung.fresh is None:
-            rung.replay()
-            return rung.result
         return rung(args, checks=self._check_addresses)
+
+    @property
+    def pool(self) -> Pool:
+        """The pool of the captures to come that are given none of their own."""
+        if self._pool is None:
+            self._pool = _driver.current().pool_handle()
+        return self._pool
 
     @property
     def keys(self) -> tuple[Hashable, ...]:
         """The keys that have a graph, in the order of the captures."""
-        return tuple(self._rungs)
+        return tuple(self._captured)
 
     def __contains__(self, key: Hashable) -> bool:
         """Return whether a key has a graph."""
-        return key in self._rungs
+        return key in self._captured
 
     def graph(self, key: Hashable) -> SegmentedGraph:
         """Return the graphs of a key, and with them their memory, seconds and breaks."""
-        rung = self._rungs.get(key)
+        rung = self._captured.get(key)
         if rung is None:
             raise self._unknown(key)
         return rung.graph
@@ -180,16 +181,17 @@ class GraphLadder:
     def clear(self, *keys: Hashable) -> None:
         """Drop the graphs of some keys, or all."""
         for key in keys or self.keys:
-            if (rung := self._rungs.pop(key, None)) is not None:
+            self._rungs.pop(key, None)
+            if (rung := self._captured.pop(key, None)) is not None:
                 rung.graph.reset()
 
     def _unknown(self, key: Hashable) -> ArgumentError | StateError:
-        if not self._rungs:
+        if not self._captured:
             return StateError(
                 f"a call of key {key!r:.80} of a ladder that has no graph: nothing was captured, or"
                 " clear() has dropped it"
             )
-        known = ", ".join(f"{one!r:.80}" for one in self._rungs)
+        known = ", ".join(f"{one!r:.80}" for one in self._captured)
         return ArgumentError(f"key is {key!r:.80}, expected one that was captured: {known}")
 
 
@@ -205,7 +207,7 @@ class _Rung:
 
     Attributes:
         graph: The graph.
-        replay: Replays it without arguments.
+        replayed: What replays it: its only segment, or all.
         result: The result, in the memory that replays write.
         fresh: Returns results in new tensors; None if that one is returned.
         kept: Objects that replays need.
@@ -221,7 +223,7 @@ class _Rung:
         self.result = tree_unflatten(leaves, spec)
         self._built = _builder(self.result, leaves, spec)
         is_one = len(graph.segments) == 1 and not graph.breaks
-        self.replay = graph.segments[0].replay if is_one else graph.replay
+        self.replayed: _core.Graph | _core.Segments = graph.segments[0] if is_one else graph
         self._feed = graph._feeder()
         self._places = _places_of(sample.tensors)
         self._is_shared = _share_memory(sample.tensors)

@@ -14,7 +14,10 @@ status=0
 ./contract --include-ignored --test-threads=1 --quiet || status=1
 for example in examples/*; do
   echo "== $example"
-  CGRAPH_DRIVER=cuda "$example" || status=1
+  case "$example" in
+    *.py) python3 "$example" || status=1 ;;
+    *) CGRAPH_DRIVER=cuda "$example" || status=1 ;;
+  esac
 done
 # The package under test is the installed one, so pytest runs beside the tests and not in them.
 # Another plugin warns of several processes, and warnings are errors.

@@ -361,6 +361,20 @@ def test_warm_up_captures_the_largest_first_into_memory_that_all_share(lab: Lab)
             served.check(4)
 
 
+def test_a_dry_run_tells_the_bytes_of_all_sizes_and_leaves_no_graph(lab: Lab) -> None:
+    served = Served(lab, Decoder(width=16), capture_sizes=[2, 4, 8])
+    found = served.backend.dry_run(lambda size: served.fast(served.rows(size)), progress=False)
+    assert [one.size for one in found.sizes if one.is_captured] == [2, 4, 8]
+    assert found.device > 0
+    assert not any(one.is_captured for one in served.backend.report().sizes)
+    here = cgraph.memory()
+    assert (here.graphs, sum(one.mapped for one in here.pools)) == ((), 0)
+    served.backend.warm_up(lambda size: served.fast(served.rows(size)), progress=False)
+    after = served.backend.report()
+    assert [one.reserved for one in after.sizes] == [one.reserved for one in found.sizes]
+    served.backend.clear()
+
+
 def test_backends_may_share_a_pool(lab: Lab) -> None:
     """Row 2-27."""
     pool = cgraph.graph_pool_handle()

@@ -30,7 +30,8 @@ mod _core {
     };
     #[pymodule_export]
     use super::graph::{
-        FreshResults, Graph, HookHandle, Inputs, Outputs, PaddedGraph, Segments, register_for_all,
+        FreshResults, Graph, HookHandle, Inputs, Ladder, Outputs, PaddedGraph, Segments,
+        register_for_all,
     };
     #[pymodule_export]
     use super::guards::{Guards, watches_dictionaries};

@@ -234,8 +234,7 @@ class Session:
 
     def _keep_contents(self, keeps: bool) -> None:
         """Keep a simulated pool unpoisoned while later segments may read its contents."""
-        segments = [one for one in (*self._steps, self._open) if isinstance(one, CUDAGraph)]
-        pool = self.driver.mem_pool(segments[0].pool()) if segments else None
+        pool = None if self._last is None else self.driver.mem_pool(self._last.pool)
         if isinstance(pool, SimMemPool):
             pool.keeps_contents = keeps
 

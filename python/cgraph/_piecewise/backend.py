@@ -67,6 +67,7 @@ class PiecewiseBackend:
         self._pool = pool
         self._parts: list[Part] = []
         self._calls: SizedCalls | None = None
+        self._ladder = GraphLadder(pool)
 
     def __call__(
         self, graph: torch.fx.GraphModule, inputs: Sequence[Any], **options: Any
@@ -105,9 +106,7 @@ class PiecewiseBackend:
         self.counters.graphs += 1
         self.counters.parts += len(items)
         self.counters.pieces += sum(not item.is_splitting_graph for item in items)
-        if self._pool is None:
-            self._pool = driver.pool_handle()
-        ladder = GraphLadder(
+        self._ladder = ladder = GraphLadder(
             self._pool,
             check_addresses=not config.copy_inputs,
             fresh_outputs=config.outputs == "fresh",
@@ -136,15 +135,35 @@ class PiecewiseBackend:
             progress: Show a progress bar.
             freeze: Refuse captures from then on: a size that was not captured here raises.
         """
-        sizes = sorted({*self.config.capture_sizes, *self.config.compile_sizes})
-        if not sizes:
-            return
-        if self._calls is None:
-            call(sizes[-1])
-        with capture_scope(self._pool, freeze=freeze):
-            for size in largest_first(sizes, "capture pieces", shows=progress):
-                for _ in range(self.config.warmups_of(size) + 1):
-                    call(size)
+        self._compile(call)
+        self._capture_all(call, self._ladder.pool, progress=progress, freeze=freeze)
+
+    def dry_run(self, call: Callable[[int], object], *, progress: bool = True) -> PiecewiseReport:
+        """Capture all sizes as :meth:`warm_up` does, into a pool that goes, and drop the graphs.
+
+        A server so learns what its graphs will take before it gives the rest of the device to a
+        cache. The compiled code stays. The model has run, and written what it writes.
+
+        Args:
+            call: As for :meth:`warm_up`.
+            progress: Show a progress bar.
+
+        Returns:
+            The bytes, nodes and seconds of all sizes.
+        """
+        calls, driver = self._compile(call), _driver.current()
+        self.clear()
+        calls.pool = driver.pool_handle()
+        try:
+            self._capture_all(call, calls.pool, progress=progress)
+            return self.report()
+        finally:
+            calls.pool = None
+            self.clear()
+            # Replays in flight keep what their breaks read.
+            driver.synchronize()
+            driver.settle()
+            driver.empty_cache()
 
     def report(self) -> PiecewiseReport:
         """Return the parts, the sizes with their bytes and seconds, and the counts."""
@@ -155,6 +174,23 @@ class PiecewiseBackend:
         """Drop all graphs: sizes are captured anew, as after weights have moved."""
         if self._calls is not None:
             self._calls.clear()
+
+    def _compile(self, call: Callable[[int], object]) -> SizedCalls:
+        """Let a first call of the largest size compile the model."""
+        if self._calls is None:
+            call(max((*self.config.capture_sizes, *self.config.compile_sizes), default=1))
+        if self._calls is None:
+            raise StateError("the call of a size has not called the model of this backend")
+        return self._calls
+
+    def _capture_all(
+        self, call: Callable[[int], object], pool: Pool, *, progress: bool, freeze: bool = False
+    ) -> None:
+        sizes = {*self.config.capture_sizes, *self.config.compile_sizes}
+        with capture_scope(pool, freeze=freeze):
+            for size in largest_first(sizes, "capture pieces", shows=progress):
+                for _ in range(self.config.warmups_of(size) + 1):
+                    call(size)
 
     def _dump(self, whole: torch.fx.GraphModule, folder: str | Path | None) -> None:
         """Write the code of the split graph, unless it is there."""

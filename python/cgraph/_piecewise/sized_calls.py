@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from cgraph import _driver, _torch
+from cgraph._driver import Pool
 from cgraph._piecewise.config import PiecewiseConfig
 from cgraph._piecewise.counters import Counters
 from cgraph._piecewise.open_size import OpenSize
@@ -59,7 +60,12 @@ class SizedCalls:
         program: Returns the function that runs all parts, for a size or, for None, for any.
         ladder: The graphs.
         counters: Counts calls.
+
+    Attributes:
+        pool: A pool of the captures to come, in place of the ladder's.
     """
+
+    pool: Pool | None = None
 
     def __init__(
         self,
@@ -148,7 +154,7 @@ class SizedCalls:
             for one, source in copied:
                 one.copy_(source)
         before = [one._version for one, _ in copied]
-        result = self._ladder.capture(found.size, run, *inputs)
+        result = self._ladder.capture(found.size, run, *inputs, pool=self.pool)
         written = next(
             (
                 number
