@@ -3,7 +3,8 @@
 P6 is the host time of 33 captured pieces with eager attention between them, for each piece; the
 eager part, the 32 calls of the attention alone, is subtracted. The loop replays each piece and
 calls the attention from Python, as home-made runners do; after ``patch_torch()`` its graphs are
-cgraph's, as with the plugin of vLLM. With ``GraphLadder``, each piece is a call by its size.
+cgraph's, as with the plugin of vLLM. The loop of callables is that of vLLM's breakable graphs. With
+``GraphLadder``, each piece is a call by its size.
 
 P8 captures 33 pieces for 51 sizes, the largest first, into one pool: by torch's class with weak
 outputs, and by ``PiecewiseBackend.warm_up``. Both run each piece once before its capture.
@@ -35,6 +36,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import cgraph
+from cgraph.integrations.native_replays import NativeReplay
 from cgraph.piecewise import PiecewiseBackend, mark_size
 from common import free_bytes, host_us, parsed, publish
 
@@ -78,6 +80,22 @@ class Model(nn.Module):
             x = torch.empty_like(y)
             torch.ops.bench.attend(y, x)
         return self.piece(x, PIECES - 1)
+
+
+class Loop:
+    """Graphs and calls that a loop runs in turn, as vLLM's breakable graphs."""
+
+    def __init__(self, graphs: list[Any], results: list[Tensor], outs: list[Tensor]) -> None:
+        self.segments: list[Callable[[], Any]] = []
+        for graph, result, out in zip(graphs, results, [*outs, None], strict=True):
+            self.segments.append(graph.replay)
+            if out is not None:
+                self.segments.append(lambda result=result, out=out: attend(result, out))
+
+    def replay(self) -> None:
+        """Run all."""
+        for one in self.segments:
+            one()
 
 
 def main() -> None:
@@ -127,6 +145,17 @@ def replays(folder: Path | None) -> None:
         own_graphs[-1].replay()
         return own_results[-1]
 
+    theirs, ours = Loop(graphs, results, mixed), Loop(own_graphs, own_results, mixed)
+    plugin = NativeReplay("vLLM", ["segments"], lambda segments: segments.replay)
+
+    def callables() -> Tensor:
+        theirs.replay()
+        return results[-1]
+
+    def joined() -> Tensor:
+        plugin(Loop.replay, ours)
+        return own_results[-1]
+
     def pieces() -> Tensor:
         for ladder, out in zip(ladders, mixed, strict=False):
             attend(ladder(ROWS), out)
@@ -139,6 +168,8 @@ def replays(folder: Path | None) -> None:
     ways: dict[str, Callable[[], Any]] = {
         "torch's loop": loop,
         "the loop after patch_torch()": patched,
+        "torch's loop of callables": callables,
+        "that loop by the plugin": joined,
         "GraphLadder, call by call": pieces,
     }
     for outputs in ("fresh", "static"):

@@ -71,12 +71,16 @@ def require_unforked() -> None:
     """Raise in a fork of a process that had used a driver."""
 
 def lent_memory(
-    address: int, nbytes: int, ordinal: int | None, owner: object, pool: Pool | None = None
+    address: int,
+    elements: tuple[tuple[int, int], Sequence[int], Sequence[int]],
+    ordinal: int | None,
+    owner: object,
+    pool: Pool | None = None,
 ) -> object:
-    """Return a DLPack capsule of bytes, which keeps an owner until its last tensor is gone.
+    """Return a DLPack capsule of a tensor, which keeps an owner until its last tensor is gone.
 
-    The memory is of ``cuda:ordinal``, or of the host without a number. That of a simulated pool is
-    kept as well.
+    ``elements`` are DLPack's code and the bits of one, sizes and strides. The memory is of
+    ``cuda:ordinal``, or of the host without a number. That of a simulated pool is kept as well.
     """
 
 def settle_pools() -> None:

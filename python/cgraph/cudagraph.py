@@ -195,7 +195,7 @@ class CUDAGraph(_core.Graph):
         all_graphs[id(self)] = self
         if nodes == 0 and not self._may_be_empty:
             warnings.warn(
-                "the captured graph is empty: nothing was enqueued on the capturing stream. Tensors"
+                "The CUDA Graph is empty: nothing was enqueued on the capturing stream. Tensors"
                 " of another device, or another current stream, are the usual cause.",
                 stacklevel=levels_to_user(),
             )

@@ -88,6 +88,7 @@ class GraphLadder(_core.Ladder):
         before: Callable[[], object] | None = None,
         after: Callable[[], object] | None = None,
         keep: Sequence[object] = (),
+        run: bool = True,
     ) -> R:
         """Run a function once, and capture it for a key, in place of an earlier capture.
 
@@ -105,6 +106,9 @@ class GraphLadder(_core.Ladder):
             before: Called before the capture begins: warm-ups, preparation of other state.
             after: Called when the capture has ended.
             keep: Objects that replays need and that neither the function nor its arguments keep.
+            run: Let the captured work run at once. Without it, nothing is launched before the first
+                call, as collectives need whose buffers are registered after all captures; the
+                function may have no breaks, and the result is computed by that call.
 
         Returns:
             The result of the function, as calls return it.
@@ -131,6 +135,7 @@ class GraphLadder(_core.Ladder):
             pool=pool,
             is_weak=self._weak_outputs,
             is_fresh=self._fresh_outputs,
+            runs=run,
         )
         rung.kept = fn, keep
         if after is not None:
@@ -240,6 +245,7 @@ class _Rung:
         pool: Pool,
         is_weak: bool,
         is_fresh: bool,
+        runs: bool,
     ) -> tuple[_Rung, Any]:
         """Capture a function; return the rung and the result."""
         sample = Sample(args, {})
@@ -263,6 +269,7 @@ class _Rung:
             pool=pool,
             stream=stream,
             statics=sample.tensors,
+            runs=runs,
         )
         leaves, spec = tree_flatten(result)
         if blocks is not None:

@@ -114,13 +114,15 @@ class SegmentedGraph(_core.Segments):
         pool: Pool,
         stream: Any,
         statics: Sequence[torch.Tensor],
+        runs: bool = True,
     ) -> tuple[SegmentedGraph, R]:
         """Capture as :meth:`capture`, with results for :meth:`_fresh_feeder`.
 
-        Where gradients are disabled, none get back through breaks.
+        Where gradients are disabled, none get back through breaks. Unless it ``runs``, there may be
+        no breaks, and the first replay computes the result.
         """
         flow = InnerFlow if torch.is_grad_enabled() else None
-        session = cls._session(pool, stream, "thread_local", (), flow)
+        session = cls._session(pool, stream, "thread_local", (), flow, runs=runs)
         return cls._made(session, body, statics, results)
 
     @classmethod
@@ -131,6 +133,8 @@ class SegmentedGraph(_core.Segments):
         capture_error_mode: str,
         generators: Sequence[torch.Generator],
         flow: type[InnerFlow] | None = InnerFlow,
+        *,
+        runs: bool = True,
     ) -> Session:
         """Return a capture that has not begun."""
         require_mode(capture_error_mode)
@@ -141,7 +145,7 @@ class SegmentedGraph(_core.Segments):
             )
         stream = graph(CUDAGraph()).capture_stream if stream is None else stream
         pool = _driver.current().pool_handle() if pool is None else pool
-        return Session(stream, pool, capture_error_mode, generators, flow, gives_up=True)
+        return Session(stream, pool, capture_error_mode, generators, flow, runs=runs, gives_up=True)
 
     @classmethod
     def _forward(

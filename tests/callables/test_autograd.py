@@ -133,7 +133,7 @@ def test_trap_T95_gradients_accumulate_where_callables_were_graphed_one_by_one_i
         assert_close(gradients(blocks), gradients(eager), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.filterwarnings("ignore:the captured graph is empty")
+@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")
 @pytest.mark.parametrize("operator", ["view", "add", "transpose", "graphed"])
 def test_gradients_that_pass_on_unchanged_to_a_leaf_accumulate_as_in_eager(
     lab: Lab, operator: str
@@ -316,7 +316,7 @@ def test_gradients_of_any_strides_are_right(lab: Lab, layout: Callable[[Tensor],
     assert_close(x.grad, y.grad)
 
 
-@pytest.mark.filterwarnings("ignore:the captured graph is empty")
+@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")
 def test_gradients_of_reductions_and_views_are_right_and_dense(lab: Lab) -> None:
     for function in (torch.sum, lambda x: x.t(), lambda x: x[1:3], lambda x: x.expand(2, 4, 6)):
         graphed = make_graphed_callables(function, (leaf(lab, 4, 6),))

@@ -83,6 +83,16 @@ def test_tensors_that_share_memory_share_it_again(lab: Lab) -> None:
     assert len(storages) == 1
 
 
+def test_a_weak_tensor_lies_in_its_storage_as_the_one_that_it_stands_for(lab: Lab) -> None:
+    y, _keeps = of_device(lab, 6, 4)
+    for one in (y, y[:2], y[3:], y.t(), y[2, 1], y[:, None], y.as_strided((2, 1, 2), (2, 7, 1))):
+        found = weak_ref(one)
+        places = [(t.data_ptr(), t.shape, t.stride(), t.storage_offset()) for t in (one, found)]
+        assert places[0] == places[1]
+        assert found.untyped_storage().nbytes() == y.untyped_storage().nbytes()
+        assert torch.equal(found, one)
+
+
 def test_each_dtype_and_lazy_views_come_out_as_they_are(lab: Lab) -> None:
     for dtype in (torch.bfloat16, torch.int8, torch.bool, torch.complex64, torch.float64):
         x = fresh(lab, 8).to(dtype)
@@ -179,7 +189,9 @@ def test_a_capsule_that_nobody_takes_lets_its_owner_go() -> None:
     alive = weakref.ref(owner)
     from cgraph import _core
 
-    capsule = _core.lent_memory(4096, 8, None, owner)
+    with pytest.raises(cgraph.errors.ArgumentError, match="number of strides is 2"):
+        _core.lent_memory(4096, ((1, 8), [8], [1, 1]), None, owner)
+    capsule = _core.lent_memory(4096, ((1, 8), [8], [1]), None, owner)
     del owner
     assert alive() is not None
     del capsule

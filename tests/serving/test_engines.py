@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from importlib.metadata import entry_points
 from types import SimpleNamespace
@@ -58,6 +60,19 @@ class Decoder:
         return x @ self.weight + 1
 
 
+def natives_of(monkeypatch: pytest.MonkeyPatch) -> list[list[bool]]:
+    """Note which steps of native replays are graphs, from now on."""
+    natives: list[list[bool]] = []
+    segments = cgraph._core.Segments
+
+    def noted(steps: list[Any], modes: Any) -> Any:
+        natives.append([isinstance(one, cgraph.CUDAGraph) for one in steps])
+        return segments(steps, modes)
+
+    monkeypatch.setattr(cgraph._core, "Segments", noted)
+    return natives
+
+
 def test_the_plugins_are_entry_points_of_both_engines() -> None:
     found = {
         group: [one.load() for one in entry_points(group=group) if one.name == "cgraph"]
@@ -98,14 +113,7 @@ def test_breakable_graphs_of_vllm_are_replayed_by_one_native_call(
         with captures(pool) as capture:
             result = decoder(between)
     assert len(capture.segments) == 7
-    natives: list[list[bool]] = []
-    segments = cgraph._core.Segments
-
-    def noted(steps: list[Any], modes: Any) -> Any:
-        natives.append([isinstance(one, cgraph.CUDAGraph) for one in steps])
-        return segments(steps, modes)
-
-    monkeypatch.setattr(cgraph._core, "Segments", noted)
+    natives = natives_of(monkeypatch)
     for _ in range(3):
         decoder.x.normal_()
         right = decoder(attend)
@@ -128,6 +136,27 @@ def test_a_capture_of_vllm_that_grows_is_replayed_whole(
     capture.segments.append(lambda: seen.append(y.sum().item()))
     capture.replay()
     assert seen == [8.0]
+
+
+def test_a_capture_of_vllm_whose_segments_have_changed_lets_the_old_ones_go(
+    lab: Lab, vllm_on: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    captures = install_vllm(monkeypatch).BreakableCUDAGraphCapture
+    vllm.register()
+    x = torch.ones(4, device=lab.device)
+    with lab.use(lab.stream()), captures() as capture:
+        y = x * 2
+    capture.replay()
+    old = weakref.ref(capture.graph)
+    with lab.use(lab.stream()), captures() as other:
+        y = x * 3
+    capture.segments, capture.graph = other.segments, None
+    capture.replay()
+    gc.collect()
+    assert old() is None
+    assert y.tolist() == [3.0] * 4
+    capture.segments = []
+    capture.replay()
 
 
 def test_an_exception_between_graphs_comes_out_and_the_next_replay_is_whole(
@@ -213,6 +242,21 @@ def test_captures_with_other_attributes_are_replayed_by_the_engine_with_one_line
     assert "no attribute 'segments'" in record.getMessage()
 
 
+def test_a_module_of_vllm_that_fails_to_load_does_not_end_the_engine(
+    vllm_on: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    install_vllm(monkeypatch)
+
+    def fails(name: str) -> Any:
+        raise OSError(f"{name}: a library is missing")
+
+    monkeypatch.setattr(vllm, "import_module", fails)
+    with caplog.at_level(logging.WARNING):
+        vllm.register()
+    assert "a library is missing" in caplog.records[0].getMessage()
+    assert issubclass(torch.cuda.CUDAGraph, cgraph.CUDAGraph)
+
+
 def test_registration_does_not_initialise_cuda() -> None:
     code = (
         "import torch\n"
@@ -244,6 +288,7 @@ def test_breakable_graphs_of_sglang_are_replayed_by_one_native_call(
     with lab.use(lab.stream()), engine.breakable.BreakableCUDAGraphCapture(graph):
         result = decoder(between)
     segments, streams[:] = graph._segments[:], []
+    natives = natives_of(monkeypatch)
     for _ in range(2):
         decoder.x.normal_()
         right = decoder(attend)
@@ -251,6 +296,7 @@ def test_breakable_graphs_of_sglang_are_replayed_by_one_native_call(
             out.fill_(float("nan"))
         graph.replay()
         assert torch.allclose(result, right, atol=1e-4)
+    assert natives == [[True, False, True, False, True, False, True]]
     # SGLang's own code around the loop has run, and its capture is as it was.
     assert len(streams) == 6
     assert None not in streams
@@ -275,21 +321,26 @@ def test_full_graphs_of_sglang_are_those_of_a_ladder(
     assert isinstance(backend, engine.base)
     assert isinstance(backend, sglang.LadderBackend)
     weight, x = torch.randn(8, 8, device=lab.device), torch.randn(8, 8, device=lab.device)
-    steps, runs = torch.zeros(1, device=lab.device), []
+    steps, order = torch.zeros(1, device=lab.device), []
 
     def forward(rows: int) -> SimpleNamespace:
-        runs.append(rows)
+        order.append(rows)
         steps.add_(1)
         return SimpleNamespace(logits=x[:rows] @ weight, mode="decode")
 
+    def reset() -> None:
+        order.append("hook")
+        steps.zero_()
+
+    replays: list[Any] = []
+    hook = cgraph.register_graph_replay_start_hook(replays.append)
     with torch.no_grad(), backend.capture_session(lab.stream()):
         for rows in (8, 4, 1):
-            inputs = torch.empty(1)
-            backend.capture_one(
-                rows, lambda n=rows: forward(n), inputs, post_warmup_hook=lambda: steps.zero_()
-            )
-    # Two warm-ups and the capture, whose changes the hook has undone.
-    assert runs == [8] * 3 + [4] * 3 + [1] * 3
+            backend.capture_one(rows, lambda n=rows: forward(n), torch.empty(1), reset)
+    hook.remove()
+    # As SGLang does: the hook after each warm-up, and nothing is launched by the capture.
+    assert order == [one for n in (8, 4, 1) for one in (n, "hook", n, "hook", n)]
+    assert not replays
     assert steps.item() == 0
     assert [backend.can_run(None, rows) for rows in (8, 4, 2, 1)] == [True, True, False, True]
     kept = {}
@@ -306,8 +357,31 @@ def test_full_graphs_of_sglang_are_those_of_a_ladder(
     assert not backend.can_run(None, 8)
 
 
+def test_two_backends_of_sglang_over_one_pool_leave_each_other_their_results(
+    lab: Lab, sglang_on: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = install_sglang(monkeypatch)
+    target = backend_of(lab, engine)
+    draft = engine.utils.resolve_decode_backend(target._theirs._cuda_graph_runner)
+    pool = torch.cuda.graph_pool_handle()
+    x = torch.randn(4, 4, device=lab.device)
+    for factor, backend in enumerate((target, draft), 2):
+        backend._theirs._pool = pool
+        with torch.no_grad(), backend.capture_session(lab.stream()):
+            backend.capture_one(4, lambda n=factor: [x * n, x + n])
+    first, second = target.replay(4, None), draft.replay(4, None)
+    for factor, results in enumerate((first, second), 2):
+        assert torch.allclose(results[0], x * factor)
+        assert torch.allclose(results[1], x + factor)
+
+
 @pytest.mark.parametrize(
-    "switch", ["SGLANG_ENABLE_GRAPH_POOL_BORROW", "SGLANG_MEMORY_SAVER_CUDA_GRAPH"]
+    "switch",
+    [
+        "SGLANG_ENABLE_GRAPH_POOL_BORROW",
+        "SGLANG_ENABLE_GRAPH_POOL_PRECARVE",
+        "SGLANG_MEMORY_SAVER_CUDA_GRAPH",
+    ],
 )
 def test_sglang_keeps_its_backend_where_others_use_the_pools_memory(
     switch: str, lab: Lab, sglang_on: None, monkeypatch: pytest.MonkeyPatch

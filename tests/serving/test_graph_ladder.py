@@ -317,3 +317,23 @@ def test_after_each_driver_call_that_fails_once_a_ladder_is_right_and_nothing_le
         run()
         assert sim.settled() == baseline
     assert failures >= 20
+
+
+def test_a_capture_that_does_not_run_launches_nothing_before_the_first_call(lab: Lab) -> None:
+    x, steps = torch.ones(4, 4, device=lab.device), torch.zeros(1, device=lab.device)
+    ladder = GraphLadder()
+
+    def step() -> Tensor:
+        steps.add_(1)
+        return x * 2
+
+    step()
+    with torch.no_grad():
+        ladder.capture("one", step, run=False)
+    assert steps.item() == 1
+    assert torch.equal(ladder("one"), x * 2)
+    assert steps.item() == 2
+    layer = Layer(lab)
+    with torch.no_grad(), pytest.raises(CaptureError, match=r"capture\(run=False\)"):
+        ladder.capture("two", layer, layer.x, before=lambda: layer(layer.x), run=False)
+    assert ladder.keys == ("one",)

@@ -372,7 +372,15 @@ def test_a_dry_run_tells_the_bytes_of_all_sizes_and_leaves_no_graph(lab: Lab) ->
     served.backend.warm_up(lambda size: served.fast(served.rows(size)), progress=False)
     after = served.backend.report()
     assert [one.reserved for one in after.sizes] == [one.reserved for one in found.sizes]
-    served.backend.clear()
+    with pytest.raises(StateError, match="dry_run\\(\\) after a capture"):
+        served.backend.dry_run(lambda size: None)
+    assert all(one.is_captured for one in served.backend.report().sizes)
+
+
+def test_without_sizes_a_warm_up_calls_nothing(lab: Lab) -> None:
+    served = Served(lab, Decoder(), capture_sizes=[])
+    served.backend.warm_up(lambda size: pytest.fail(f"a call of size {size}"))
+    assert not served.backend.dry_run(lambda size: pytest.fail(f"a call of size {size}")).sizes
 
 
 def test_backends_may_share_a_pool(lab: Lab) -> None:

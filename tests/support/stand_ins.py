@@ -1,6 +1,7 @@
 """Stand-ins of what cgraph's plugins replace in engines: vLLM 0.33.0 and SGLang 0.5.23.
 
-Each has the names, the call order and the attributes that the engine's class has there.
+Each has what the plugins use of the engine's class, under the same names, and calls it in the same
+order.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-__all__ = ["Runner", "install_sglang", "install_vllm"]
+__all__ = ["install_sglang", "install_vllm"]
 
 
 def install_vllm(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
@@ -52,8 +53,10 @@ def _vllm_capture() -> type:
             return self
 
         def __exit__(self, *error: object) -> None:
-            BreakableCUDAGraphCapture._tls.active = None
-            self._end_segment()
+            try:
+                self._end_segment()
+            finally:
+                BreakableCUDAGraphCapture._tls.active = None
 
         def _begin_segment(self) -> None:
             self.graph = torch.cuda.CUDAGraph()
@@ -78,13 +81,6 @@ def _vllm_capture() -> type:
                 segment()
 
     return BreakableCUDAGraphCapture
-
-
-class Runner:
-    """What a backend of SGLang reads of its runner."""
-
-    device_module = torch.cuda
-    enable_profile_cuda_graph = False
 
 
 def install_sglang(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
@@ -149,7 +145,11 @@ def _sglang_hooks() -> dict[str, Any]:
                 if owner is None:
                     module, holder = path.rsplit(".", 1)
                     owner = getattr(sys.modules[module], holder)
-                setattr(owner, name, cls._wrapped(getattr(owner, name), hook, kind))
+                before = getattr(owner, name)
+                after = cls._wrapped(before, hook, kind)
+                for module in (owner, *sys.modules.values()):
+                    for found in [key for key, one in vars(module).items() if one is before]:
+                        setattr(module, found, after)
 
         @staticmethod
         def _wrapped(original: Any, hook: Any, kind: HookType) -> Any:

@@ -327,9 +327,10 @@ class Break:
         stand_in = self._work.stand_in
         if stand_in is None:
             raise CaptureError(
-                f"the break {self.title} was called in the backward pass of the function's"
-                " result, whose capture runs nothing: run the backward pass inside the"
-                " function, or call the break in its forward pass"
+                f"the break {self.title} was called in a capture that runs nothing, as those of"
+                " the backward pass of a function's result and of GraphLadder.capture(run=False):"
+                " run the backward pass inside the function, call the break in its forward pass,"
+                " or let the capture run"
             )
         args, kwargs = self._arguments
         return self._bridge.first(lambda: stand_in(*args, **kwargs))

@@ -135,8 +135,9 @@ class PiecewiseBackend:
             progress: Show a progress bar.
             freeze: Refuse captures from then on: a size that was not captured here raises.
         """
-        self._compile(call)
-        self._capture_all(call, self._ladder.pool, progress=progress, freeze=freeze)
+        if self._sizes:
+            self._compile(call)
+            self._capture_all(call, self._ladder.pool, progress=progress, freeze=freeze)
 
     def dry_run(self, call: Callable[[int], object], *, progress: bool = True) -> PiecewiseReport:
         """Capture all sizes as :meth:`warm_up` does, into a pool that goes, and drop the graphs.
@@ -150,9 +151,15 @@ class PiecewiseBackend:
 
         Returns:
             The bytes, nodes and seconds of all sizes.
+
+        Raises:
+            StateError: A size is captured, whose graphs would have to go.
         """
+        if any(one.is_captured for one in self.report().sizes):
+            raise StateError("dry_run() after a capture: call it before, or clear() first")
+        if not self._sizes:
+            return self.report()
         calls, driver = self._compile(call), _driver.current()
-        self.clear()
         calls.pool = driver.pool_handle()
         try:
             self._capture_all(call, calls.pool, progress=progress)
@@ -175,10 +182,15 @@ class PiecewiseBackend:
         if self._calls is not None:
             self._calls.clear()
 
+    @property
+    def _sizes(self) -> set[int]:
+        """The sizes that are captured or compiled for."""
+        return {*self.config.capture_sizes, *self.config.compile_sizes}
+
     def _compile(self, call: Callable[[int], object]) -> SizedCalls:
         """Let a first call of the largest size compile the model."""
         if self._calls is None:
-            call(max((*self.config.capture_sizes, *self.config.compile_sizes), default=1))
+            call(max(self._sizes))
         if self._calls is None:
             raise StateError("the call of a size has not called the model of this backend")
         return self._calls
@@ -186,9 +198,8 @@ class PiecewiseBackend:
     def _capture_all(
         self, call: Callable[[int], object], pool: Pool, *, progress: bool, freeze: bool = False
     ) -> None:
-        sizes = {*self.config.capture_sizes, *self.config.compile_sizes}
         with capture_scope(pool, freeze=freeze):
-            for size in largest_first(sizes, "capture pieces", shows=progress):
+            for size in largest_first(self._sizes, "capture pieces", shows=progress):
                 for _ in range(self.config.warmups_of(size) + 1):
                     call(size)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import torch
 
@@ -48,15 +49,13 @@ def unowned(
             memory = tensor.untyped_storage()
             inference = tensor.is_inference() if is_inference is None else is_inference
             number = storage_id(memory), inference
-            with torch.inference_mode(inference):
+            is_so = torch.is_inference_mode_enabled() == inference
+            with nullcontext() if is_so else torch.inference_mode(inference):
                 root = first.get(number)
-                storage = _storage(memory, owner, pool) if root is None else root.untyped_storage()
-                made = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-                made.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
                 if root is None:
-                    first[number] = made
+                    made = first[number] = _lent(tensor, memory, owner, pool)
                 else:
-                    made = with_version_of(root, made)
+                    made = with_version_of(root, _part(tensor, root.untyped_storage()))
                 found.append(lazy_view(made, tensor.is_conj(), tensor.is_neg()))
     return found
 
@@ -70,17 +69,43 @@ def with_version_of(root: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
     return alias
 
 
-def _storage(
-    memory: torch.UntypedStorage, owner: object, pool: _core.Pool | None
-) -> torch.UntypedStorage:
-    address, nbytes, device = memory.data_ptr(), memory.nbytes(), memory.device
-    if owner is None:
-        made: torch.UntypedStorage
-        made = of_torch._construct_storage_from_data_pointer(address, device, nbytes)
-        return made
-    capsule = _core.lent_memory(address, nbytes, device.index, owner, pool)
-    return torch.utils.dlpack.from_dlpack(capsule).untyped_storage()
+def _lent(
+    tensor: torch.Tensor,
+    memory: torch.UntypedStorage,
+    owner: object,
+    pool: _core.Pool | None,
+) -> torch.Tensor:
+    """Return a tensor over a storage that is lent, with the owner."""
+    address, nbytes, ordinal = memory.data_ptr(), memory.nbytes(), memory.device.index
+    is_all = tensor.nbytes == nbytes and tensor.storage_offset() == 0 and tensor.is_contiguous()
+    dtype = _DTYPES.get(tensor.dtype) if is_all else None
+    if dtype is not None:
+        elements = dtype, tensor.shape, tensor.stride()
+        capsule = _core.lent_memory(address, elements, ordinal, owner, pool)
+        return torch.utils.dlpack.from_dlpack(capsule)
+    capsule = _core.lent_memory(address, (_BYTE, (nbytes,), (1,)), ordinal, owner, pool)
+    return _part(tensor, torch.utils.dlpack.from_dlpack(capsule).untyped_storage())
 
+
+def _part(tensor: torch.Tensor, storage: torch.UntypedStorage) -> torch.Tensor:
+    """Return a tensor that lies in a storage as another one lies in its own."""
+    made = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return made.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+
+
+_BYTE = 1, 8
+_DTYPES = {
+    torch.int8: (0, 8),
+    torch.int16: (0, 16),
+    torch.int32: (0, 32),
+    torch.int64: (0, 64),
+    torch.uint8: _BYTE,
+    torch.float16: (2, 16),
+    torch.float32: (2, 32),
+    torch.float64: (2, 64),
+    torch.bfloat16: (4, 16),
+}
+"""DLPack's code and bits of dtypes."""
 
 increment_versions = of_torch.function("_increment_version")
 """Tell autograd that the tensors of a list were written to; inference tensors have no version."""

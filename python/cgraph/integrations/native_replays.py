@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from typing import Any
 
 from cgraph import _core, _torch
@@ -20,21 +21,18 @@ class NativeReplay:
 
     Args:
         engine: The engine and its version, for the log.
-        steps: Returns the steps of a capture of the engine's, in order: graphs and callables.
-            A graph's bound ``replay`` is as good as the graph.
-        join: Lets a capture have a single step.
+        lists: The attributes of a capture of the engine's that list its steps, each list's items in
+            turn: graphs, their bound ``replay``, and other callables.
+        joined: Returns the item of the first list that stands for all steps.
 
     Called with the engine's own method and a capture, it calls that method on a copy of the
     capture whose only step is a native replay of all. So whatever else the method does, it does.
     """
 
     def __init__(
-        self,
-        engine: str,
-        steps: Callable[[Any], Sequence[Any]],
-        join: Callable[[Any, _core.Segments], None],
+        self, engine: str, lists: Sequence[str], joined: Callable[[_core.Segments], Any]
     ) -> None:
-        self._engine, self._steps, self._join = engine, steps, join
+        self._engine, self._lists, self._single = engine, lists, joined
         self._fits = True
 
     def __call__(self, replay: Callable[[Any], Any], capture: Any) -> Any:
@@ -55,12 +53,20 @@ class NativeReplay:
         return replay(joined)
 
     def _joined(self, capture: Any) -> Any:
-        steps = self._steps(capture)
+        """Return a copy of a capture with a single step, made anew if its steps have changed."""
+        lists = [getattr(capture, name) for name in self._lists]
         made = vars(capture).get(_JOINED)
-        if made is None or made[0] != steps:
+        if made is None or made[0] != lists:
+            turns = zip_longest(*lists)
+            steps = [_native(step) for turn in turns for step in turn if step is not None]
             joined = copy.copy(capture)
-            self._join(joined, _core.Segments(list(map(_native, steps)), _torch.mode_functions()))
-            made = vars(capture)[_JOINED] = steps, joined
+            vars(joined).pop(_JOINED, None)
+            native = _core.Segments(steps, _torch.mode_functions()) if steps else None
+            first, *others = self._lists
+            setattr(joined, first, [] if native is None else [self._single(native)])
+            for name in others:
+                setattr(joined, name, [])
+            made = vars(capture)[_JOINED] = [list(one) for one in lists], joined
         return made[1]
 
 

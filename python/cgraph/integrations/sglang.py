@@ -11,10 +11,8 @@ import os
 import pkgutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import zip_longest
 from typing import Any
 
-from cgraph import _core
 from cgraph.graph_ladder import GraphLadder
 from cgraph.graphs import capture_scope
 from cgraph.integrations.native_replays import NativeReplay, log
@@ -53,7 +51,7 @@ def register() -> None:
     if os.environ.get("CGRAPH_SGLANG") != "1" or _patch is not None:
         return
     _patch = patch_torch()
-    native = NativeReplay(MIRRORS, _steps, _join)
+    native = NativeReplay(MIRRORS, ["_segments", "_break_fns"], lambda segments: segments)
     _hook(_REPLAY, native, "AROUND")
     _hook(_DECODE, _decode_backend, "AFTER")
 
@@ -99,22 +97,22 @@ class LadderBackend:
         capture_inputs: Any = None,
         post_warmup_hook: Callable[[], object] | None = None,
     ) -> None:
-        """Warm up twice, and capture a function for a shape.
+        """Warm up twice, and capture a function for a shape, without a first replay.
 
         Args:
             shape_key: The key of replays.
             forward_fn: The function.
             capture_inputs: Objects that replays read.
-            post_warmup_hook: Called after each run, as the function may change state.
+            post_warmup_hook: Called after each warm-up, as the function may change state.
         """
-        reset = post_warmup_hook or (lambda: None)
 
         def warm_up() -> None:
             for _ in range(2):
                 self._synchronize()
                 self._barrier()
                 forward_fn()
-                reset()
+                if post_warmup_hook is not None:
+                    post_warmup_hook()
 
         self._ladder.capture(
             shape_key,
@@ -122,8 +120,9 @@ class LadderBackend:
             stream=self._stream,
             pool=self._theirs._pool,
             before=warm_up,
-            after=reset,
             keep=(capture_inputs,),
+            # SGLang registers the buffers of collectives when the session ends.
+            run=False,
         )
 
     def can_run(self, forward_batch: Any, shape_key: Any) -> bool:
@@ -156,7 +155,7 @@ def _hook(target: str, hook: Callable[..., Any], kind: str) -> None:
         registry = pkgutil.resolve_name(f"{_HOOKS}.HookRegistry")
         kinds = pkgutil.resolve_name(f"{_HOOKS}.HookType")
         registry.register(target, hook, getattr(kinds, kind))
-    except (ImportError, AttributeError) as error:
+    except Exception as error:  # an import may fail in any way
         log.warning("%s is left alone: it is not as %s has it (%s)", target, MIRRORS, error)
 
 
@@ -178,12 +177,3 @@ def _decode_backend(theirs: Any, *args: Any, **kwargs: Any) -> LadderBackend | N
 
 def _is_on(switch: str) -> bool:
     return os.environ.get(switch, "").lower() in ("1", "true", "yes", "y")
-
-
-def _steps(capture: Any) -> list[Any]:
-    turns = zip_longest(capture._segments, capture._break_fns)
-    return [step for turn in turns for step in turn if step is not None]
-
-
-def _join(capture: Any, native: _core.Segments) -> None:
-    capture._segments, capture._break_fns = [native], []

@@ -13,7 +13,6 @@ import os
 from importlib import import_module
 from typing import Any
 
-from cgraph import _core
 from cgraph.integrations.native_replays import NativeReplay, log
 from cgraph.patch import Patch, patch_torch
 
@@ -38,7 +37,7 @@ def register() -> None:
     try:
         captures = getattr(import_module(_MODULE), _CLASS)
         replay = captures.replay
-    except (ImportError, AttributeError) as error:
+    except Exception as error:  # vLLM would end with it
         log.warning(
             "%s.%s is left alone, and breakable graphs are replayed by vLLM's own loop: it is not"
             " where %s has it (%s)",
@@ -48,7 +47,7 @@ def register() -> None:
             error,
         )
         return
-    native = NativeReplay(MIRRORS, lambda capture: list(capture.segments), _join)
+    native = NativeReplay(MIRRORS, ["segments"], lambda segments: segments.replay)
 
     @functools.wraps(replay)
     def replay_natively(self: Any) -> Any:
@@ -71,7 +70,3 @@ def unregister() -> None:
 
 _patch: Patch | None = None
 _replaced: tuple[Any, Any] | None = None
-
-
-def _join(capture: Any, native: _core.Segments) -> None:
-    capture.segments = [native.replay]

@@ -195,20 +195,27 @@ pub(crate) struct Checkpoint {
     core: cg_core::Checkpoint,
 }
 
-/// Return a DLPack capsule of bytes, which keeps an object, and a pool's memory, until its last tensor is
-/// gone. The device is `cuda:ordinal`, or without a number the host.
+/// Return a DLPack capsule of a tensor, which keeps an object, and a pool's memory, until its last tensor is
+/// gone. `elements` are DLPack's code and the bits of one, sizes and strides. The device is `cuda:ordinal`, or
+/// without a number the host.
 #[pyfunction]
-#[pyo3(signature = (address, nbytes, ordinal, owner, pool=None))]
+#[pyo3(signature = (address, elements, ordinal, owner, pool=None))]
 pub(crate) fn lent_memory<'py>(
     py: Python<'py>,
     address: u64,
-    nbytes: i64,
+    elements: ((u8, u8), Vec<i64>, Vec<i64>),
     ordinal: Option<i32>,
     owner: Py<PyAny>,
     pool: Option<&Pool>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let retained = pool.map(|pool| pool.core.retained());
-    raw::lend(py, address, nbytes, ordinal, (owner, retained))
+    let (dtype, shape, strides) = elements;
+    let elements = raw::Elements {
+        dtype,
+        shape: shape.into(),
+        strides: strides.into(),
+    };
+    raw::lend(py, address, elements, ordinal, (owner, retained))
 }
 
 /// A range of simulated device memory, with the host memory behind it.

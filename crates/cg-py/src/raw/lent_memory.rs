@@ -1,40 +1,62 @@
-//! Memory that torch takes from us by DLPack, with what it keeps alive.
+//! Tensors that torch takes from us by DLPack, with what they keep alive.
 
 use std::ffi::{CStr, c_void};
 
 use cg_core::Retained;
-use dlpack_ffi::{DLDataType, DLDataTypeCode, DLDevice, DLDeviceType, DLManagedTensor, DLTensor};
+use dlpack_ffi::{DLDataType, DLDevice, DLDeviceType, DLManagedTensor, DLTensor};
 use pyo3::ffi::{
     Py_IsInitialized, PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsule_New,
     PyErr_WriteUnraisable, PyGILState_Ensure, PyGILState_Release, PyObject,
 };
 use pyo3::prelude::*;
 
+use crate::error::argument;
+
 /// The name of a capsule that nobody has taken the memory from yet.
 const NAME: &CStr = c"dltensor";
 
-/// Bytes as DLPack describes them. What takes them calls the deleter when its last tensor is gone.
+/// A tensor as DLPack describes it. What takes it calls the deleter when its last tensor is gone.
 #[repr(C)]
 struct Lent {
     /// The first field: the deleter gets its address, which is that of all.
     managed: DLManagedTensor,
-    bytes: [i64; 1],
-    stride: [i64; 1],
+    shape: Box<[i64]>,
+    strides: Box<[i64]>,
     keeps: (Py<PyAny>, Option<Retained>),
 }
 
-/// Return a capsule of bytes of a GPU, or of the host without an `ordinal`. The memory stays valid as long as
-/// `keeps`, which is held until its last tensor is gone.
+/// The elements of a tensor: DLPack's code of their kind and their bits, and sizes and strides.
+pub(crate) struct Elements {
+    pub(crate) dtype: (u8, u8),
+    pub(crate) shape: Box<[i64]>,
+    pub(crate) strides: Box<[i64]>,
+}
+
+/// Return a capsule of a tensor on a GPU, or on the host without an `ordinal`. The memory stays valid as long
+/// as `keeps`, which is held until its last tensor is gone.
 ///
 /// # Errors
-/// Python has no memory for it.
+/// There are more or fewer strides than sizes, or Python has no memory for it.
 pub(crate) fn lend(
     py: Python<'_>,
     address: u64,
-    bytes: i64,
+    elements: Elements,
     ordinal: Option<i32>,
     keeps: (Py<PyAny>, Option<Retained>),
 ) -> PyResult<Bound<'_, PyAny>> {
+    let Elements {
+        dtype: (code, bits),
+        shape,
+        strides,
+    } = elements;
+    if shape.len() != strides.len() {
+        let expected = format!("{}, as sizes", shape.len());
+        return Err(argument(
+            "number of strides",
+            &strides.len().to_string(),
+            &expected,
+        ));
+    }
     let device_type = match ordinal {
         Some(_) => DLDeviceType::kDLCUDA,
         None => DLDeviceType::kDLCPU,
@@ -44,8 +66,8 @@ pub(crate) fn lend(
         device_id: ordinal.unwrap_or(0),
     };
     let dtype = DLDataType {
-        code: u8::try_from(DLDataTypeCode::kDLUInt.0)?,
-        bits: 8,
+        code,
+        bits,
         lanes: 1,
     };
     let lent = Box::leak(Box::new(Lent {
@@ -53,7 +75,7 @@ pub(crate) fn lend(
             dl_tensor: DLTensor {
                 data: address as *mut c_void,
                 device,
-                ndim: 1,
+                ndim: i32::try_from(shape.len())?,
                 dtype,
                 shape: std::ptr::null_mut(),
                 strides: std::ptr::null_mut(),
@@ -62,12 +84,12 @@ pub(crate) fn lend(
             manager_ctx: std::ptr::null_mut(),
             deleter: Some(take_back),
         },
-        bytes: [bytes],
-        stride: [1],
+        shape,
+        strides,
         keeps,
     }));
-    lent.managed.dl_tensor.shape = lent.bytes.as_mut_ptr();
-    lent.managed.dl_tensor.strides = lent.stride.as_mut_ptr();
+    lent.managed.dl_tensor.shape = lent.shape.as_mut_ptr();
+    lent.managed.dl_tensor.strides = lent.strides.as_mut_ptr();
     let lent: *mut Lent = lent;
     // SAFETY: the pointer is not null, the name lives as long as the process, and the interpreter is held.
     let capsule = unsafe { PyCapsule_New(lent.cast(), NAME.as_ptr(), Some(forget)) };

@@ -41,7 +41,7 @@ pub(crate) use fast_reader::{Comparison, FastReader, TensorPlace};
 pub(crate) use field_reader::{FieldReader, KnownClass};
 pub(crate) use fields::LayoutWords;
 pub(crate) use lasting_streams::{is_lasting, note_lasting};
-pub(crate) use lent_memory::lend;
+pub(crate) use lent_memory::{Elements, lend};
 pub(crate) use lookup::{ClassReader, entry_at, item_address, position_of, slot, value_at};
 pub(crate) use new_tensor::NewTensor;
 pub(crate) use stable_functions::Form;
