@@ -105,7 +105,7 @@ def serve(prefill: Callable, decode: Callable, prompts: list[Tensor]) -> tuple[T
 
     def step(call: Callable, sizes: tuple[int, ...], rows: list, n: int = 0) -> None:
         rows += [(config.slots, 0)] * (next(one for one in sizes if one >= len(rows)) - len(rows))
-        slots, at = torch.tensor(rows, device=text.device).T
+        slots, at = torch.tensor(rows, pin_memory=text.is_cuda).to(text.device, non_blocking=True).T
         text[slots[n:], at[n:] + 1] = call(torch.stack((text[slots, at], slots, at), 1))[n:]
 
     while waiting or active:

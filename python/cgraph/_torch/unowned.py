@@ -75,8 +75,12 @@ def _lent(
     owner: object,
     pool: _core.Pool | None,
 ) -> torch.Tensor:
-    """Return a tensor over a storage that is lent, with the owner."""
+    """Return a tensor over a storage that is lent, with the owner if there is one."""
     address, nbytes, ordinal = memory.data_ptr(), memory.nbytes(), memory.device.index
+    if owner is None:
+        # The allocator may give it its block back later, and refuses one that has something to free.
+        made = of_torch._construct_storage_from_data_pointer(address, memory.device, nbytes)
+        return _part(tensor, made)
     is_all = tensor.nbytes == nbytes and tensor.storage_offset() == 0 and tensor.is_contiguous()
     dtype = _DTYPES.get(tensor.dtype) if is_all else None
     if dtype is not None:
