@@ -1,8 +1,7 @@
 """A small server in four ways: eager, ``reduce-overhead``, one graph a step, captured pieces.
 
-Prompts run one by one, slots decode together. Graphs of whole steps are of the model as it is, and
-``reduce-overhead`` and pieces have Inductor's code. It prints tokens a second, the host time of a
-decode step, and the share of tokens that are as in the eager way.
+Prompts run one by one, slots decode together; ``full`` has the model's code as it is. It prints
+tokens a second, the host time of a decode step, and the share of tokens that are as in eager.
 """
 
 import time
