@@ -78,7 +78,7 @@ def _lent(
     """Return a tensor over a storage that is lent, with the owner if there is one."""
     address, nbytes, ordinal = memory.data_ptr(), memory.nbytes(), memory.device.index
     if owner is None:
-        # The allocator may give it its block back later, and refuses one that has something to free.
+        # The allocator may give it its block back later, but not if it has something to free.
         made = of_torch._construct_storage_from_data_pointer(address, memory.device, nbytes)
         return _part(tensor, made)
     is_all = tensor.nbytes == nbytes and tensor.storage_offset() == 0 and tensor.is_contiguous()
