@@ -300,6 +300,9 @@ def test_after_each_driver_call_that_fails_once_a_ladder_is_right_and_nothing_le
         for rows in ladder.keys:
             x = fresh(sim, rows, 16)
             assert torch.allclose(ladder(rows, x), layer(x), atol=1e-5)
+        with torch.no_grad():
+            ladder.capture("later", lambda x: x * 2, layer.x, run=False)
+        assert torch.equal(ladder("later"), layer.x * 2)
 
     start = len(simulator.calls())
     run()

@@ -462,7 +462,8 @@ def test_after_each_driver_call_that_fails_once_a_model_in_pieces_is_right(
 
     def run() -> None:
         served.backend.clear()
-        for _ in range(3):
+        served.backend.dry_run(served.check, progress=False)
+        for _ in range(2):
             served.check(4)
 
     run()
