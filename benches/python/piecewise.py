@@ -131,20 +131,6 @@ def replays(folder: Path | None) -> None:
         own_graphs.append(own)
         ladder.capture(ROWS, lambda x, n=number: model.piece(x, n), source)
 
-    def loop() -> Tensor:
-        for graph, result, out in zip(graphs, results, mixed, strict=False):
-            graph.replay()
-            attend(result, out)
-        graphs[-1].replay()
-        return results[-1]
-
-    def patched() -> Tensor:
-        for graph, result, out in zip(own_graphs, own_results, mixed, strict=False):
-            graph.replay()
-            attend(result, out)
-        own_graphs[-1].replay()
-        return own_results[-1]
-
     theirs, ours = Loop(graphs, results, mixed), Loop(own_graphs, own_results, mixed)
     plugin = NativeReplay("vLLM", ["segments"], lambda segments: segments.replay)
 
@@ -166,8 +152,8 @@ def replays(folder: Path | None) -> None:
             attend(result, out)
 
     ways: dict[str, Callable[[], Any]] = {
-        "torch's loop": loop,
-        "the loop after patch_torch()": patched,
+        "torch's loop": loop_of(graphs, results, mixed),
+        "the loop after patch_torch()": loop_of(own_graphs, own_results, mixed),
         "torch's loop of callables": callables,
         "that loop by the plugin": joined,
         "GraphLadder, call by call": pieces,
@@ -192,6 +178,19 @@ def replays(folder: Path | None) -> None:
     rows.append(["the eager part", f"{eager_us:.1f}", "-", "-"])
     head = ["33 pieces", "call µs (twice)", "µs a piece (twice)", "of torch's loop"]
     publish("P6-pieces", "host time of a model in pieces", head, rows, folder)
+
+
+def loop_of(graphs: list[Any], results: list[Tensor], outs: list[Tensor]) -> Callable[[], Tensor]:
+    """Return a loop of graphs with the attention between."""
+
+    def loop() -> Tensor:
+        for graph, result, out in zip(graphs, results, outs, strict=False):
+            graph.replay()
+            attend(result, out)
+        graphs[-1].replay()
+        return results[-1]
+
+    return loop
 
 
 def whole(model: Model, x: Tensor, outputs: Any) -> Callable[[], Tensor]:

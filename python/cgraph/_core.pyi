@@ -466,11 +466,12 @@ class Ladder:
     def __call__(self, *args: Any) -> Any:
         """Replay the graph of a key in ``_rungs``, and return its result.
 
-        Calls with arguments, and those with another key, are handed on to ``_call``.
+        Calls with arguments, those with another key, and those of a key whose rung begins with
+        None, are handed on to ``_call``.
         """
     @property
-    def _rungs(self) -> dict[Any, tuple[Graph | Segments, Any]]:
-        """The graphs whose calls may be without arguments, by key: what replays, and the result."""
+    def _rungs(self) -> dict[Any, tuple[Graph | Segments | None, Any, Any]]:
+        """All graphs by key: what a call without arguments replays, its result, anything else."""
 
 @final
 class CaptureMark:

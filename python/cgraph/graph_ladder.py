@@ -76,7 +76,6 @@ class GraphLadder(_core.Ladder):
         self._pool = pool
         self._weak_outputs, self._fresh_outputs = weak_outputs, fresh_outputs
         self._check_addresses = check_addresses
-        self._captured: dict[Hashable, _Rung] = {}
 
     def capture(
         self,
@@ -140,20 +139,16 @@ class GraphLadder(_core.Ladder):
         rung.kept = fn, keep
         if after is not None:
             after()
-        before_it = self._captured.pop(key, None)
-        self._captured[key] = rung
-        if rung.fresh is None:
-            self._rungs[key] = rung.replayed, rung.result
+        before_it = self._rungs.pop(key, None)
+        replayed = rung.replayed if rung.fresh is None else None
+        self._rungs[key] = replayed, rung.result, rung
         if before_it is not None:
-            before_it.graph.reset()
+            before_it[2].graph.reset()
         return result  # type: ignore[no-any-return]
 
     def _call(self, key: Hashable, *args: Any) -> Any:
         """Replay with arguments, or with new results."""
-        rung = self._captured.get(key)
-        if rung is None:
-            raise self._unknown(key)
-        return rung(args, checks=self._check_addresses)
+        return self._rung(key)(args, checks=self._check_addresses)
 
     @property
     def pool(self) -> Pool:
@@ -165,18 +160,15 @@ class GraphLadder(_core.Ladder):
     @property
     def keys(self) -> tuple[Hashable, ...]:
         """The keys that have a graph, in the order of the captures."""
-        return tuple(self._captured)
+        return tuple(self._rungs)
 
     def __contains__(self, key: Hashable) -> bool:
         """Return whether a key has a graph."""
-        return key in self._captured
+        return key in self._rungs
 
     def graph(self, key: Hashable) -> SegmentedGraph:
         """Return the graphs of a key, and with them their memory, seconds and breaks."""
-        rung = self._captured.get(key)
-        if rung is None:
-            raise self._unknown(key)
-        return rung.graph
+        return self._rung(key).graph
 
     def bytes(self, key: Hashable) -> int:
         """Return the bytes of the device that the capture of a key took: of the pool, and execs."""
@@ -186,18 +178,21 @@ class GraphLadder(_core.Ladder):
     def clear(self, *keys: Hashable) -> None:
         """Drop the graphs of some keys, or all."""
         for key in keys or self.keys:
-            self._rungs.pop(key, None)
-            if (rung := self._captured.pop(key, None)) is not None:
-                rung.graph.reset()
+            if (rung := self._rungs.pop(key, None)) is not None:
+                rung[2].graph.reset()
 
-    def _unknown(self, key: Hashable) -> ArgumentError | StateError:
-        if not self._captured:
-            return StateError(
+    def _rung(self, key: Hashable) -> _Rung:
+        found = self._rungs.get(key)
+        if found is not None:
+            rung: _Rung = found[2]
+            return rung
+        if not self._rungs:
+            raise StateError(
                 f"a call of key {key!r:.80} of a ladder that has no graph: nothing was captured, or"
                 " clear() has dropped it"
             )
-        known = ", ".join(f"{one!r:.80}" for one in self._captured)
-        return ArgumentError(f"key is {key!r:.80}, expected one that was captured: {known}")
+        known = ", ".join(f"{one!r:.80}" for one in self._rungs)
+        raise ArgumentError(f"key is {key!r:.80}, expected one that was captured: {known}")
 
 
 class _Rung:

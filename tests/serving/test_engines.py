@@ -59,6 +59,15 @@ class Decoder:
             x = out
         return x @ self.weight + 1
 
+    def check(self, replay: Callable[[], object], result: Tensor) -> None:
+        """Replay with a new input, and compare the result with eager."""
+        self.x.normal_()
+        right = self(attend)
+        for out in self.outs:
+            out.fill_(float("nan"))
+        replay()
+        assert torch.allclose(result, right, atol=1e-4)
+
 
 def natives_of(monkeypatch: pytest.MonkeyPatch) -> list[list[bool]]:
     """Note which steps of native replays are graphs, from now on."""
@@ -115,12 +124,7 @@ def test_breakable_graphs_of_vllm_are_replayed_by_one_native_call(
     assert len(capture.segments) == 7
     natives = natives_of(monkeypatch)
     for _ in range(3):
-        decoder.x.normal_()
-        right = decoder(attend)
-        for out in decoder.outs:
-            out.fill_(float("nan"))
-        capture.replay()
-        assert torch.allclose(result, right, atol=1e-4)
+        decoder.check(capture.replay, result)
     assert natives == [[True, False, True, False, True, False, True]]
 
 
@@ -290,12 +294,7 @@ def test_breakable_graphs_of_sglang_are_replayed_by_one_native_call(
     segments, streams[:] = graph._segments[:], []
     natives = natives_of(monkeypatch)
     for _ in range(2):
-        decoder.x.normal_()
-        right = decoder(attend)
-        for out in decoder.outs:
-            out.fill_(float("nan"))
-        graph.replay()
-        assert torch.allclose(result, right, atol=1e-4)
+        decoder.check(graph.replay, result)
     assert natives == [[True, False, True, False, True, False, True]]
     # SGLang's own code around the loop has run, and its capture is as it was.
     assert len(streams) == 6

@@ -60,14 +60,13 @@ class PiecewiseBackend:
         elif fields or not isinstance(config, PiecewiseConfig):
             given = f"{config!r:.80} and {fields!r:.80}" if fields else f"{config!r:.80}"
             raise ArgumentError(f"config is {given}, expected a PiecewiseConfig, or its fields")
-        if pool is not None:
-            _driver.token(pool)
         self.config = config
         self.counters = Counters()
-        self._pool = pool
         self._parts: list[Part] = []
         self._calls: SizedCalls | None = None
-        self._ladder = GraphLadder(pool)
+        self._ladder = GraphLadder(
+            pool, check_addresses=not config.copy_inputs, fresh_outputs=config.outputs == "fresh"
+        )
 
     def __call__(
         self, graph: torch.fx.GraphModule, inputs: Sequence[Any], **options: Any
@@ -106,11 +105,6 @@ class PiecewiseBackend:
         self.counters.graphs += 1
         self.counters.parts += len(items)
         self.counters.pieces += sum(not item.is_splitting_graph for item in items)
-        self._ladder = ladder = GraphLadder(
-            self._pool,
-            check_addresses=not config.copy_inputs,
-            fresh_outputs=config.outputs == "fresh",
-        )
 
         def program(size: int | None) -> Callable[..., Any]:
             """Return what runs all parts: for any size, or compiled for one."""
@@ -122,7 +116,7 @@ class PiecewiseBackend:
                     found[one.item.submod_name] = compiler.sized(one, size)
             return program_of(whole, found)
 
-        self._calls = SizedCalls(config, open_size, program, ladder, self.counters)
+        self._calls = SizedCalls(config, open_size, program, self._ladder, self.counters)
         return self._calls.run
 
     def warm_up(

@@ -49,8 +49,8 @@ def unowned(
             memory = tensor.untyped_storage()
             inference = tensor.is_inference() if is_inference is None else is_inference
             number = storage_id(memory), inference
-            is_so = torch.is_inference_mode_enabled() == inference
-            with nullcontext() if is_so else torch.inference_mode(inference):
+            is_current = torch.is_inference_mode_enabled() == inference
+            with nullcontext() if is_current else torch.inference_mode(inference):
                 root = first.get(number)
                 if root is None:
                     made = first[number] = _lent(tensor, memory, owner, pool)

@@ -10,7 +10,8 @@ use super::{Graph, Segments};
 /// Graphs by key, each with the result that its replays write.
 #[pyclass(frozen, subclass, weakref, module = "cgraph._core")]
 pub(crate) struct Ladder {
-    /// The graph, or the segments, and the result of each key whose calls may be without arguments.
+    /// By key, a tuple of the graph or the segments that a call without arguments replays, or None, of its
+    /// result, and of what only Python knows.
     rungs: Py<PyDict>,
 }
 
@@ -29,8 +30,8 @@ impl Ladder {
         }
     }
 
-    /// Replay the graph of a key, and return its result; what has arguments, and what is not known, is
-    /// `_call`'s.
+    /// Replay the graph of a key, and return its result. Other calls are `_call`'s: with arguments, of keys
+    /// that there are not, and of those that have nothing to replay here.
     #[pyo3(signature = (*args))]
     fn __call__<'py>(
         slf: &Bound<'py, Self>,
@@ -40,19 +41,23 @@ impl Ladder {
         if args.len() == 1
             && let Some(rung) = slf.get().rungs.bind(py).get_item(args.get_item(0)?)?
         {
-            let (graph, result): (Bound<'py, PyAny>, Bound<'py, PyAny>) = rung.extract()?;
+            let rung = rung.cast_into::<PyTuple>()?;
+            let replayed = rung.get_item(0)?;
             let nothing = ReplayTensors::Nothing;
-            if let Ok(graph) = graph.cast::<Graph>() {
+            if let Ok(graph) = replayed.cast::<Graph>() {
                 Graph::run(graph, nothing, None, None)?;
-            } else {
-                graph.cast::<Segments>()?.get().run(py, nothing, None)?;
+                return rung.get_item(1);
             }
-            return Ok(result);
+            if let Ok(segments) = replayed.cast::<Segments>() {
+                segments.get().run(py, nothing, None)?;
+                return rung.get_item(1);
+            }
         }
         slf.call_method1(intern!(py, "_call"), args)
     }
 
-    /// The graphs whose calls may be without arguments, by key: a graph or segments, and the result.
+    /// All graphs by key: a graph or segments that a call without arguments replays, or None, the result of
+    /// that, and anything else.
     #[getter]
     fn _rungs<'py>(&self, py: Python<'py>) -> Bound<'py, PyDict> {
         self.rungs.bind(py).clone()
