@@ -522,6 +522,8 @@ class Pool:
         """Return bytes by name; see ``cgraph.MemPool.stats``."""
     def segment_stats(self) -> list[tuple[int, int, int]]:
         """Return address, bytes and bytes in use of each segment."""
+    def covers(self, address: int) -> bool:
+        """Return whether an address lies in one of its segments."""
     def ranges(self) -> list[tuple[int, int]]:
         """Return start and bytes of each range of addresses."""
     def trim(self) -> int:

@@ -153,11 +153,9 @@ def has(handle: Handle, address: int) -> bool:
     """Return whether an address lies in a segment of a pool."""
     mem_pool = known(handle)
     if mem_pool is not None:
-        segments = mem_pool.segments()
-    else:
-        found = _torch.pool_segments(handle)
-        segments = [(one["address"], one["total_size"]) for one in found]
-    return any(0 <= address - start < size for start, size in segments)
+        return mem_pool._core.covers(address)
+    segments = _torch.pool_segments(handle)
+    return any(0 <= address - one["address"] < one["total_size"] for one in segments)
 
 
 def poison(handle: Handle) -> None:

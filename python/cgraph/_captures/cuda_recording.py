@@ -92,11 +92,10 @@ class Recording:
         try:
             self._begin(mode, resumes)
         except BaseException:
-            with ExitStack() as last:
-                last.callback(self._close)
-                last.callback(self._forget_mark)
-                last.callback(self._context.close)
-                last.callback(self._end_rest)
+            try:
+                self._leave()
+            finally:
+                self._close()
             raise
 
     @property
@@ -168,7 +167,7 @@ class Recording:
         # another capture's could go with that one, and be in use by it at the same time.
         _torch.clear_workspaces()
         if resumes is not None and resumes.goes_on and not is_recording():
-            self._meter = resumes._meter.resumed()
+            self._meter = resumes._meter.restarted()
         else:
             weigh = functools.partial(_weigh, self._ordinal, self._handle.mem_pool)
             state = functools.partial(cuda_pools.state, self._handle)
@@ -187,11 +186,17 @@ class Recording:
             self._context.callback(self._labels.stop)
             self._labels.start(self._current_stream)
 
-    def _forget_mark(self) -> None:
-        """Do the work that had to wait for the end of the capture."""
-        self._mark = None
-        _torch.release_outliving()
-        _core.settle_pools()
+    def _leave(self) -> None:
+        """End the watchers, and do the work that had to wait for the end of the capture."""
+        try:
+            self._end_rest()
+        finally:
+            try:
+                self._context.close()
+            finally:
+                self._mark = None
+                _torch.release_outliving()
+                _core.settle_pools()
 
     def _events(self) -> list[Event] | None:
         """Return the events of the pool since the begin, if they were recorded."""
@@ -225,10 +230,7 @@ class Recording:
 
     def _end(self) -> _core.Template | Exception:
         """End the capture and its watchers, whatever fails; return the graph or the error."""
-        with ExitStack() as last:
-            last.callback(self._forget_mark)
-            last.callback(self._context.close)
-            last.callback(self._end_rest)
+        try:
             if self._labels is not None:
                 # Any thread may look for labels, and must not find a dying graph.
                 self._labels.over = True
@@ -241,6 +243,8 @@ class Recording:
                 ended = error
             also = self._end_host()
             return also if also is not None and not isinstance(ended, Exception) else ended
+        finally:
+            self._leave()
 
     def _end_by_host(self) -> _core.Template | Exception:
         """End the capture by the host, which may have work to do before; return a copied graph."""

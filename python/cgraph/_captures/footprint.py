@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import threading
 import time
@@ -138,11 +137,10 @@ class Meter:
         self._before = self._weigh()
         self._began = time.perf_counter()
 
-    def resumed(self) -> Meter:
-        """Return a meter of the next capture of several in a row, which the last one sums up."""
-        meter = copy.copy(self)
-        meter._began = time.perf_counter()
-        return meter
+    def restarted(self) -> Meter:
+        """Go on, when it has finished, with the next capture of several; the last one sums up."""
+        self._began = time.perf_counter()
+        return self
 
     def finish(
         self,

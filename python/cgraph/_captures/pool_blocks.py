@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -91,6 +91,8 @@ class PoolBlocks:
         In a tuple, each item is replaced. Other containers are the user's, who may change them.
         """
         found = [one for one in _items(value) if self._is_since(one)]
+        if not found:
+            return value
         made = unowned_in(self._driver, self.token, found)
         return _replaced(value, dict(zip(map(id, found), made, strict=True)))
 
@@ -102,17 +104,15 @@ class PoolBlocks:
         return start not in self._before and self._driver.is_in_pool(leaf, self.token)
 
 
-def _items(value: Any) -> Iterator[Any]:
-    """Yield the items of tuples at any depth; a value itself if it is none."""
-    if type(value) is tuple:
-        for one in value:
-            yield from _items(one)
-    else:
-        yield value
+def _items(value: Any) -> list[Any]:
+    """Return the items of tuples at any depth; a value itself if it is none."""
+    if type(value) is not tuple:
+        return [value]
+    return [item for one in value for item in _items(one)]
 
 
 def _replaced(value: Any, by: dict[int, torch.Tensor]) -> Any:
     """Replace items of tuples at any depth by others, which are found by ``id``."""
     if type(value) is tuple:
-        return tuple(_replaced(one, by) for one in value)
+        return tuple([_replaced(one, by) for one in value])
     return by.get(id(value), value)

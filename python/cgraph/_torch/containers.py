@@ -29,12 +29,17 @@ tree_unflatten = _pytree.tree_unflatten
 # Containers whose parts pytree names by their keys and numbers.
 _MAPPINGS = (dict, OrderedDict, defaultdict)
 _SEQUENCES = (list, tuple, deque)
+# The usual leaves, which take the least time.
+_LEAVES = {torch.Tensor, torch.nn.Parameter, int, float, bool, str, type(None)}
+_LEAF = _pytree.tree_flatten(None)[1]
 # A dataclass that has more values is data, or a whole program.
 _MOST_VALUES = 4096
 
 
 def tree_flatten(tree: Any) -> tuple[list[Any], Any]:
     """Return the leaves of a tree and its structure."""
+    if type(tree) in _LEAVES:
+        return [tree], _LEAF
     leaves, spec = _pytree.tree_flatten(tree, is_leaf=_is_size)
     if any(map(is_record, leaves)):
         leaves, spec = _pytree.tree_flatten(tree_with_records(tree), is_leaf=_is_size)
@@ -43,11 +48,18 @@ def tree_flatten(tree: Any) -> tuple[list[Any], Any]:
 
 def tree_iter(tree: Any) -> Iterator[Any]:
     """Yield the leaves of a tree."""
-    for leaf in _pytree.tree_iter(tree, is_leaf=_is_size):
-        if is_record(leaf):
-            yield from _pytree.tree_iter(tree_with_records(leaf), is_leaf=_is_size)
-        else:
-            yield leaf
+    kind = type(tree)
+    if kind in _LEAVES:
+        yield tree
+    elif kind is tuple or kind is list:
+        for one in tree:
+            yield from tree_iter(one)
+    else:
+        for leaf in _pytree.tree_iter(tree, is_leaf=_is_size):
+            if is_record(leaf):
+                yield from _pytree.tree_iter(tree_with_records(leaf), is_leaf=_is_size)
+            else:
+                yield leaf
 
 
 def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:

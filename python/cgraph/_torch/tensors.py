@@ -235,10 +235,10 @@ def modes_aside(count: int) -> Iterator[None]:
 
 def without_modes() -> Any:
     """Return a context in which no dispatch mode is active."""
-    stacks = of_operators._len_torch_dispatch_stack_pre_dispatch, of_torch._len_torch_dispatch_stack
-    if not any(count() for count in stacks):
-        return nullcontext()
-    return of_modes._disable_current_modes()
+    before_dispatch = of_operators._len_torch_dispatch_stack_pre_dispatch()
+    if before_dispatch or of_torch._len_torch_dispatch_stack():
+        return of_modes._disable_current_modes()
+    return nullcontext()
 
 
 def without_functions() -> Any:

@@ -85,6 +85,14 @@ impl Pool {
         self.shared.book().reserved()
     }
 
+    /// Return whether an address lies in one of its segments.
+    #[must_use]
+    pub fn covers(&self, address: Address) -> bool {
+        let book = self.shared.book();
+        let nearest = book.segments.range(..=address.0).next_back();
+        nearest.is_some_and(|(start, segment)| address.0 - start < segment.backing.bytes())
+    }
+
     /// Return the ranges of addresses that it has reserved: where each starts and its bytes.
     #[must_use]
     pub fn ranges(&self) -> Vec<(Address, u64)> {

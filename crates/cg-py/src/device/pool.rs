@@ -142,13 +142,18 @@ impl Pool {
         ]
     }
 
-    /// Addres, bytes and bytes in use of each segment.
+    /// Address, bytes and bytes in use of each segment.
     fn segment_stats(&self, py: Python<'_>) -> Vec<(u64, u64, u64)> {
         let segments = py.detach(|| self.core.stats().segments);
         let sizes = segments
             .iter()
             .map(|segment| (segment.address.0, segment.bytes, segment.in_use));
         sizes.collect()
+    }
+
+    /// Return whether an address lies in one of its segments.
+    fn covers(&self, py: Python<'_>, address: u64) -> bool {
+        py.detach(|| self.core.covers(Address(address)))
     }
 
     /// Start and bytes of each range of addresses.
