@@ -260,6 +260,7 @@ class Graph:
     def _replay_into(
         self, tensors: tuple[Any, ...] | None, to: Sequence[tuple[int, int]]
     ) -> None: ...
+    def _replay_made(self, fresh: Fresh, tensors: tuple[Any, ...]) -> list[Any]: ...
     _keep_graph: bool
     def _adopt(
         self,
@@ -452,6 +453,8 @@ class Segments:
         """Replay after copying each tensor into its static input of the first graph."""
     def _replay_into(self, tensors: tuple[Any, ...] | None, to: Sequence[tuple[int, int]]) -> None:
         """Replay, with ``tensors`` if given, and let the last graph copy its outputs to ``to``."""
+    def _replay_made(self, fresh: Fresh, tensors: tuple[Any, ...]) -> list[Any]:
+        """As ``_replay_into``, to new tensors, which are returned."""
     @property
     def _is_running(self) -> bool:
         """True if a replay is under way, as seen from a step or another thread."""

@@ -408,9 +408,9 @@ class CUDAGraph(_core.Graph):
 
     def _replay_fresh(self, tensors: tuple[Any, ...] = ()) -> list[Any]:
         """Replay with tensors in place of static inputs; return new tensors like the results."""
-        from cgraph._captures.fresh_results import replay_fresh
+        from cgraph._captures.fresh_results import fresh_replay
 
-        return replay_fresh(self, self._captured, self._captured, tensors)
+        return fresh_replay(self, self._captured, self._captured)(tensors)
 
     def _give_results(self, recording: Recording) -> None:
         """Tell a capture which tensors replays copy; it keeps none of them."""

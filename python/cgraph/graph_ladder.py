@@ -383,8 +383,13 @@ class _FreshResults:
     ) -> None:
         last = graph.segments[-1]._captured
         assert last is not None
-        self._make = None if last.results is None else last.results.fresh.make
-        self._feed, self._feed_fresh = graph._feeder(), graph._fresh_feeder()
+        feed = graph._feeder()
+
+        def replay(tensors: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
+            feed(tensors)
+            return []
+
+        self._replay = replay if last.results is None else graph._fresh_replay()
         self._places = places
         memories = {_torch.storage_id(one) for one in _torch.memories_of(statics)}
         # Views of arguments lie in the copies, which the next call writes.
@@ -403,12 +408,10 @@ class _FreshResults:
 
     def __call__(self, tensors: tuple[torch.Tensor, ...], leaves: Sequence[Any]) -> list[Any]:
         """Replay, and return the leaves of the function's result with new tensors."""
-        found = list(leaves)
-        if self._make is None:
-            self._feed(tensors)
-        else:
-            made, to = self._make()
-            self._feed_fresh(tensors, to, made)
+        made = self._replay(tensors)
+        found = made
+        if len(made) < len(leaves):
+            found = list(leaves)
             for place, one in zip(self._places, made, strict=True):
                 found[place] = one
         if self._views:

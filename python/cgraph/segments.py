@@ -18,7 +18,7 @@ from cgraph._breaks.outer_flows import OuterFlow
 from cgraph._breaks.sessions import Break, Session
 from cgraph._captures.capture_scopes import prepare
 from cgraph._captures.collector import collections_held_off
-from cgraph._captures.fresh_results import FreshFeed, fresh_feed, replay_fresh
+from cgraph._captures.fresh_results import FreshFeed, FreshReplay, fresh_feed, fresh_replay
 from cgraph._driver import Handle, Pool
 from cgraph._operators.snapshots import RandomSnapshot
 from cgraph.breaks import breakable, on_one_thread
@@ -317,10 +317,14 @@ class SegmentedGraph(_core.Segments):
         assert last is not None
         return fresh_feed(self, first, last)
 
+    def _fresh_replay(self) -> FreshReplay:
+        """Return a function that replays with tensors, and returns new ones like the results."""
+        segments = self._require("a replay with new results")
+        return fresh_replay(self, segments[0]._captured, segments[-1]._captured)
+
     def _replay_fresh(self, tensors: tuple[torch.Tensor, ...] = ()) -> list[torch.Tensor]:
         """Replay with tensors in place of static inputs; return new tensors like the results."""
-        segments = self._require("a replay with new results")
-        return replay_fresh(self, segments[0]._captured, segments[-1]._captured, tensors)
+        return self._fresh_replay()(tensors)
 
     def _require(self, what: str) -> tuple[CUDAGraph, ...]:
         if not self.segments:

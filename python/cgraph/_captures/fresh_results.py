@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -13,7 +14,7 @@ from cgraph.errors import ArgumentError, StateError
 if TYPE_CHECKING:
     from cgraph._driver import Captured
 
-__all__ = ["FreshFeed", "Results", "can_be_fresh", "fresh_feed", "replay_fresh"]
+__all__ = ["FreshFeed", "FreshReplay", "Results", "can_be_fresh", "fresh_feed", "fresh_replay"]
 
 FreshFeed = Callable[[tuple[Any, ...], Sequence[tuple[int, int]], Sequence[Any]], None]
 """A function that replays with tensors as static inputs, and copies results to new memory.
@@ -21,6 +22,9 @@ FreshFeed = Callable[[tuple[Any, ...], Sequence[tuple[int, int]], Sequence[Any]]
 It takes the tensors, address and bytes of the destination of each piece of memory, and the new
 tensors that own it; see ``_core.Fresh.make``.
 """
+
+FreshReplay = Callable[[tuple[Any, ...]], list[torch.Tensor]]
+"""A function that replays with tensors as static inputs, and returns new tensors."""
 
 
 class Results:
@@ -79,6 +83,8 @@ class _Replayed(Protocol):
         self, tensors: tuple[Any, ...] | None, to: Sequence[tuple[int, int]]
     ) -> None: ...
 
+    def _replay_made(self, fresh: _core.Fresh, tensors: tuple[Any, ...]) -> list[Any]: ...
+
 
 def fresh_feed(graph: _Replayed, first: Captured, last: Captured) -> FreshFeed:
     """Return a function that replays a graph and copies its results.
@@ -104,25 +110,30 @@ def fresh_feed(graph: _Replayed, first: Captured, last: Captured) -> FreshFeed:
     return replay
 
 
-def replay_fresh(
-    graph: _Replayed, first: Captured | None, last: Captured | None, tensors: tuple[Any, ...]
-) -> list[torch.Tensor]:
-    """Replay a graph with tensors as static inputs; return new tensors like its results.
+def fresh_replay(graph: _Replayed, first: Captured | None, last: Captured | None) -> FreshReplay:
+    """Return a function that replays a graph and returns new tensors like its results.
 
     Args:
         graph: The graph.
         first: As for :func:`fresh_feed`; None if nothing was captured.
         last: As for :func:`fresh_feed`.
-        tensors: One for each static input.
 
     Raises:
         StateError: The capture was given no results.
     """
     if first is None or last is None or last.results is None:
         raise StateError("a replay with new results of a graph that was captured without results")
-    made, to = last.results.fresh.make()
-    fresh_feed(graph, first, last)(tensors, to, made)
-    return made
+    fresh = last.results.fresh
+    if last.deliver is None:
+        return functools.partial(graph._replay_made, fresh)
+    feed = fresh_feed(graph, first, last)
+
+    def replay(tensors: tuple[Any, ...]) -> list[torch.Tensor]:
+        made, to = fresh.make()
+        feed(tensors, to, made)
+        return made
+
+    return replay
 
 
 def can_be_fresh(tensor: torch.Tensor) -> bool:

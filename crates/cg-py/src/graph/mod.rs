@@ -115,6 +115,17 @@ impl Graph {
         Self::run(slf, given, Some(&destinations(&to)), None)
     }
 
+    /// As [`Self::_replay_into`], to new tensors, which are returned.
+    fn _replay_made<'py>(
+        slf: &Bound<'py, Self>,
+        fresh: &Bound<'_, FreshResults>,
+        tensors: &Bound<'_, PyTuple>,
+    ) -> PyResult<Vec<Bound<'py, PyAny>>> {
+        let new = fresh.get().make(slf.py())?;
+        Self::run(slf, ReplayTensors::of(tensors), Some(new.to()), None)?;
+        Ok(new.tensors())
+    }
+
     /// Add a hook of this graph.
     fn _register(&self, phase: &str, hook: &Bound<'_, PyAny>) -> PyResult<HookHandle> {
         self.hooks.register(phase, hook)

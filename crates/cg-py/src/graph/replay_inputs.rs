@@ -27,6 +27,15 @@ pub(crate) enum ReplayTensors<'a, 'py> {
 }
 
 impl<'a, 'py> ReplayTensors<'a, 'py> {
+    /// Take a tuple with one for each static input; an empty one for none.
+    pub(crate) fn of(tensors: &'a Bound<'py, PyTuple>) -> Self {
+        if tensors.is_empty() {
+            Self::Nothing
+        } else {
+            Self::Unchecked(tensors)
+        }
+    }
+
     /// Return tensors that are known to fit as they are.
     pub(crate) fn matched(self) -> Option<MatchedTensors<'a, 'py>> {
         match self {

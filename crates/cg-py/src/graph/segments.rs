@@ -6,9 +6,9 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 use pyo3::{PyTraverseError, PyVisit};
 
-use super::Graph;
 use super::outputs::{To, destinations};
 use super::replay_inputs::ReplayTensors;
+use super::{FreshResults, Graph};
 use crate::detach::require_unforked;
 use crate::error::{argument, state};
 
@@ -110,6 +110,18 @@ impl Segments {
     ) -> PyResult<()> {
         let given = tensors.map_or(ReplayTensors::Nothing, ReplayTensors::Unchecked);
         self.run(py, given, Some(&destinations(&to)))
+    }
+
+    /// As `_replay_into`, to new tensors, which are returned.
+    fn _replay_made<'py>(
+        &self,
+        py: Python<'py>,
+        fresh: &Bound<'_, FreshResults>,
+        tensors: &Bound<'_, PyTuple>,
+    ) -> PyResult<Vec<Bound<'py, PyAny>>> {
+        let new = fresh.get().make(py)?;
+        self.run(py, ReplayTensors::of(tensors), Some(new.to()))?;
+        Ok(new.tensors())
     }
 
     /// Return whether a replay is under way, as seen from a step or another thread.
