@@ -314,7 +314,7 @@ def start_part(cache: str) -> dict[str, float]:
     def timed(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         nonlocal seconds, imports
         began = time.perf_counter()
-        importlib.import_module("torch._inductor.standalone_compile")
+        importlib.import_module("torch._inductor.compile_fx")
         imports = time.perf_counter() - began
         run = backend(graph, inputs)
         seconds = time.perf_counter() - began

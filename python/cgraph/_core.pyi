@@ -28,6 +28,7 @@ __all__ = [
     "Outputs",
     "PaddedGraph",
     "Pool",
+    "Rung",
     "Segments",
     "Signature",
     "Sim",
@@ -467,14 +468,30 @@ class Ladder:
     def __new__(cls, *_args: Any, **_kwargs: Any) -> Self:
         """Take no graphs; subclasses may take arguments."""
     def __call__(self, *args: Any) -> Any:
-        """Replay the graph of a key in ``_rungs``, and return its result.
+        """Let the rung of a key in ``_rungs`` serve the call, or else ``_call``."""
+    @property
+    def _rungs(self) -> dict[Any, Any]:
+        """All graphs by key, each a :class:`Rung`."""
 
-        Calls with arguments, those with another key, and those of a key whose rung begins with
-        None, are handed on to ``_call``.
+@disjoint_base
+class Rung:
+    """The graph of one key."""
+
+    def __new__(
+        cls,
+        replayed: Graph | Segments | None,
+        result: Any,
+        takes: int | None,
+        fresh: Fresh | None,
+    ) -> Self:
+        """Take what calls replay and its result; None in place of ``replayed`` serves no call.
+
+        ``takes`` is the number of tensors that a call may give instead of the static inputs.
+        ``fresh`` makes all tensors of the result anew for each call.
         """
     @property
-    def _rungs(self) -> dict[Any, tuple[Graph | Segments | None, Any, Any]]:
-        """All graphs by key: what a call without arguments replays, its result, anything else."""
+    def result(self) -> Any:
+        """The result, in the memory that replays write."""
 
 @final
 class CaptureMark:

@@ -135,20 +135,20 @@ class GraphLadder(_core.Ladder):
             is_weak=self._weak_outputs,
             is_fresh=self._fresh_outputs,
             runs=run,
+            checks=self._check_addresses,
         )
         rung.kept = fn, keep
         if after is not None:
             after()
         before_it = self._rungs.pop(key, None)
-        replayed = rung.replayed if rung.fresh is None else None
-        self._rungs[key] = replayed, rung.result, rung
+        self._rungs[key] = rung
         if before_it is not None:
-            before_it[2].graph.reset()
+            before_it.graph.reset()
         return result  # type: ignore[no-any-return]
 
     def _call(self, key: Hashable, *args: Any) -> Any:
-        """Replay with arguments, or with new results."""
-        return self._rung(key)(args, checks=self._check_addresses)
+        """Serve a call that native code hands on."""
+        return self._rung(key)(args)
 
     @property
     def pool(self) -> Pool:
@@ -179,12 +179,11 @@ class GraphLadder(_core.Ladder):
         """Drop the graphs of some keys, or all."""
         for key in keys or self.keys:
             if (rung := self._rungs.pop(key, None)) is not None:
-                rung[2].graph.reset()
+                rung.graph.reset()
 
     def _rung(self, key: Hashable) -> _Rung:
-        found = self._rungs.get(key)
-        if found is not None:
-            rung: _Rung = found[2]
+        rung: _Rung | None = self._rungs.get(key)
+        if rung is not None:
             return rung
         if not self._rungs:
             raise StateError(
@@ -195,7 +194,7 @@ class GraphLadder(_core.Ladder):
         raise ArgumentError(f"key is {key!r:.80}, expected one that was captured: {known}")
 
 
-class _Rung:
+class _Rung(_core.Rung):
     """The graph of one key.
 
     Args:
@@ -204,30 +203,58 @@ class _Rung:
         sample: The arguments of the capture.
         leaves: The leaves of the result.
         spec: Their structure.
+        fresh: Returns results in new tensors; None if that one is returned.
+        checks: True if calls may give no tensors that lie elsewhere.
 
     Attributes:
         graph: The graph.
-        replayed: What replays it: its only segment, or all.
-        result: The result, in the memory that replays write.
-        fresh: Returns results in new tensors; None if that one is returned.
         kept: Objects that replays need.
     """
 
-    def __init__(
-        self, name: str, graph: SegmentedGraph, sample: Sample, leaves: list[Any], spec: Any
-    ) -> None:
-        self.graph = graph
-        self.kept: Any = ()
-        self._name, self._sample = name, sample
-        self._leaves = leaves
-        self.result = tree_unflatten(leaves, spec)
-        self._built = _builder(self.result, leaves, spec)
+    graph: SegmentedGraph
+    kept: Any
+    _name: str
+    _sample: Sample
+    _leaves: list[Any]
+    _fresh: _FreshResults | None
+    _checks: bool
+    _is_shared: bool
+    _places: list[_Place]
+    _built: Callable[[list[Any]], Any]
+    _feed: Callable[[tuple[Any, ...]], None]
+
+    def __new__(
+        cls,
+        name: str,
+        graph: SegmentedGraph,
+        sample: Sample,
+        leaves: list[Any],
+        spec: Any,
+        fresh: _FreshResults | None,
+        *,
+        checks: bool,
+    ) -> _Rung:
+        """Describe to native code which calls it serves alone."""
+        result = tree_unflatten(leaves, spec)
+        is_shared = _share_memory(sample.tensors)
         is_one = len(graph.segments) == 1 and not graph.breaks
-        self.replayed: _core.Graph | _core.Segments = graph.segments[0] if is_one else graph
+        replayed = graph.segments[0] if is_one else graph
+        made = None if fresh is None else fresh.alone(result)
+        is_native = sample.is_flat and graph._feeds_natively and not (checks or is_shared)
+        self = super().__new__(
+            cls,
+            replayed if fresh is None or made is not None else None,
+            result,
+            len(sample.tensors) if is_native else None,
+            made,
+        )
+        self.graph, self.kept = graph, ()
+        self._name, self._sample, self._leaves, self._fresh = name, sample, leaves, fresh
+        self._built = _builder(result, leaves, spec)
         self._feed = graph._feeder()
         self._places = _places_of(sample.tensors)
-        self._is_shared = _share_memory(sample.tensors)
-        self.fresh: _FreshResults | None = None
+        self._checks, self._is_shared = checks, is_shared
+        return self
 
     @classmethod
     def captured(
@@ -241,6 +268,7 @@ class _Rung:
         is_weak: bool,
         is_fresh: bool,
         runs: bool,
+        checks: bool,
     ) -> tuple[_Rung, Any]:
         """Capture a function; return the rung and the result."""
         sample = Sample(args, {})
@@ -272,23 +300,21 @@ class _Rung:
             # Garbage may hold the results, as the first capture of a process makes some.
             del result
             blocks.are_left()
-        rung = cls(name, graph, sample, leaves, spec)
-        if is_fresh:
-            rung.fresh = _FreshResults(graph, own, sample.tensors, leaves)
-            return rung, rung._built(rung.fresh.first(leaves))
-        return rung, rung.result
+        fresh = _FreshResults(graph, own, sample.tensors, leaves) if is_fresh else None
+        rung = cls(name, graph, sample, leaves, spec, fresh, checks=checks)
+        return rung, rung.result if fresh is None else rung._built(fresh.first(leaves))
 
-    def __call__(self, args: tuple[Any, ...], *, checks: bool) -> Any:
+    def __call__(self, args: tuple[Any, ...]) -> Any:
         """Replay with arguments, or without."""
         tensors = self._sample.tensors
         if args:
             given = self._sample.matched(self._name, args, {})
-            if checks or self._is_shared:
+            if self._checks or self._is_shared:
                 self._require_places(given)
             else:
                 tensors = given
-        if self.fresh is not None:
-            return self._built(self.fresh(tensors, self._leaves))
+        if self._fresh is not None:
+            return self._built(self._fresh(tensors, self._leaves))
         self._feed(tensors)
         return self.result
 
@@ -383,13 +409,15 @@ class _FreshResults:
     ) -> None:
         last = graph.segments[-1]._captured
         assert last is not None
+        results = last.results
+        self._made = None if results is None or last.deliver is not None else results.fresh
         feed = graph._feeder()
 
         def replay(tensors: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
             feed(tensors)
             return []
 
-        self._replay = replay if last.results is None else graph._fresh_replay()
+        self._replay = replay if results is None else graph._fresh_replay()
         self._places = places
         memories = {_torch.storage_id(one) for one in _torch.memories_of(statics)}
         # Views of arguments lie in the copies, which the next call writes.
@@ -399,6 +427,14 @@ class _FreshResults:
             if isinstance(leaf, torch.Tensor)
             and any(_torch.storage_id(one) in memories for one in _torch.memories_of([leaf]))
         ]
+
+    def alone(self, result: Any) -> _core.Fresh | None:
+        """Return what makes all of a result natively: a tensor, or a tuple or list of tensors."""
+        if self._made is None or self._views:
+            return None
+        leaves = result if type(result) in (tuple, list) else [result]
+        are_all = all(isinstance(leaf, torch.Tensor) for leaf in leaves)
+        return self._made if are_all and len(leaves) == len(self._places) else None
 
     def first(self, leaves: Sequence[Any]) -> list[Any]:
         """Return the leaves as they are now, with new tensors."""

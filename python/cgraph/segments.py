@@ -295,6 +295,12 @@ class SegmentedGraph(_core.Segments):
         """
         self._feeder()(tensors)
 
+    @property
+    def _feeds_natively(self) -> bool:
+        """True if nodes of the first segment copy to its static inputs."""
+        captured = self._require("a replay with tensors")[0]._captured
+        return captured is not None and captured.feed is None
+
     def _feeder(self) -> Callable[[tuple[Any, ...]], None]:
         """Return a function that replays with tensors in place of the static inputs."""
         captured = self._require("a replay with tensors")[0]._captured

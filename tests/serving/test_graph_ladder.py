@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_flatten
 
 import cgraph
 from cgraph import GraphLadder, capture_scope
@@ -161,6 +162,49 @@ def test_arguments_may_be_swapped(lab: Lab) -> None:
     ladder.capture("k", lambda x, y, z: (x - 2 * y) * z, x, y, z)
     got = ladder("k", y, z, x)
     assert torch.allclose(got, (given[1] - 2 * given[2]) * given[0])
+
+
+class Pair(NamedTuple):
+    """A result with names."""
+
+    y: Tensor
+    z: Tensor
+
+
+RESULTS: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "a tensor": lambda y, z: y,
+    "a tuple": lambda y, z: (y, z),
+    "a list": lambda y, z: [y, z],
+    "twice the same": lambda y, z: (y, y),
+    "views": lambda y, z: (y[1:], y.t()),
+    "a tuple in a tuple": lambda y, z: ((y,), z),
+    "a dictionary": lambda y, z: {"y": y},
+    "a dictionary in a tuple": lambda y, z: ({"y": y}, z),
+    "names": Pair,
+    "with a number": lambda y, z: (y, 3),
+}
+
+
+@pytest.mark.parametrize("is_fresh", [False, True], ids=["static", "fresh"])
+@pytest.mark.parametrize("kind", RESULTS)
+def test_results_come_in_the_containers_of_the_function(
+    lab: Lab, kind: str, is_fresh: bool
+) -> None:
+    def function(x: Tensor) -> Any:
+        return RESULTS[kind](x * 2 + 1, x.sin())
+
+    def check(found: Any, x: Tensor) -> None:
+        leaves, spec = tree_flatten(found)
+        rights, expected = tree_flatten(function(x))
+        assert spec == expected
+        torch.testing.assert_close(leaves, rights)
+
+    ladder, x = GraphLadder(fresh_outputs=is_fresh), fresh(lab, 4, 4)
+    check(ladder.capture("k", function, x), x)
+    for _ in range(3):
+        given = fresh(lab, 4, 4)
+        check(ladder("k", given), given)
+        check(ladder("k"), x)
 
 
 @pytest.mark.parametrize("breaks", [False, True])

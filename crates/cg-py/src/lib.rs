@@ -30,7 +30,7 @@ mod _core {
     };
     #[pymodule_export]
     use super::graph::{
-        FreshResults, Graph, HookHandle, Inputs, Ladder, Outputs, PaddedGraph, Segments,
+        FreshResults, Graph, HookHandle, Inputs, Ladder, Outputs, PaddedGraph, Rung, Segments,
         register_for_all,
     };
     #[pymodule_export]

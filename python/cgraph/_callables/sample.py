@@ -18,6 +18,7 @@ class Sample:
 
     Attributes:
         tensors: The tensors among their leaves, in order.
+        is_flat: True if they are just tensors, by position.
     """
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -27,10 +28,9 @@ class Sample:
         self._leaves, self._spec = _torch.tree_flatten((args, kwargs))
         self._paths = _torch.leaf_names((args, kwargs))
         self.tensors = tuple(leaf for leaf in self._leaves if isinstance(leaf, torch.Tensor))
-        # Calls with these arguments need no look into containers.
         # True if non-tensor arguments must equal those of the sample.
         self.compares_constants = True
-        self._is_flat = not kwargs and all(isinstance(one, torch.Tensor) for one in args)
+        self.is_flat = not kwargs and all(isinstance(one, torch.Tensor) for one in args)
 
     def separate(self, others: Iterable[torch.Tensor]) -> None:
         """Give tensors that share memory with others, or within themselves, memory of their own.
@@ -72,7 +72,7 @@ class Sample:
         Raises:
             ArgumentError: The arguments have another structure, or a constant differs.
         """
-        if self._is_flat and not kwargs and len(args) == len(self.tensors):
+        if self.is_flat and not kwargs and len(args) == len(self.tensors):
             for argument in args:
                 if not isinstance(argument, torch.Tensor):
                     break

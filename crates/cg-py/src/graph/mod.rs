@@ -23,7 +23,7 @@ use pyo3::{PyTraverseError, PyVisit};
 pub(crate) use fresh_results::{FreshResults, NewResults, call_with};
 pub(crate) use hooks::{HookHandle, register_for_all};
 pub(crate) use inputs::Inputs;
-pub(crate) use ladder::Ladder;
+pub(crate) use ladder::{Ladder, Rung};
 pub(crate) use outputs::Outputs;
 pub(crate) use padded_graph::PaddedGraph;
 pub(crate) use replay_inputs::ReplayTensors;
