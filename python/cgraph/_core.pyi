@@ -467,8 +467,11 @@ class Ladder:
 
     def __new__(cls, *_args: Any, **_kwargs: Any) -> Self:
         """Take no graphs; subclasses may take arguments."""
-    def __call__(self, *args: Any) -> Any:
-        """Let the rung of a key in ``_rungs`` serve the call, or else ``_call``."""
+    def __call__(self, key: Any, /, *args: Any) -> Any:
+        """Let the rung of a key in ``_rungs`` serve the call; ``_rung`` finds others, or raises.
+
+        A call that it does not serve natively calls it with a tuple of the arguments.
+        """
     @property
     def _rungs(self) -> dict[Any, Any]:
         """All graphs by key, each a :class:`Rung`."""

@@ -447,7 +447,9 @@ class CUDAGraph(_core.Graph):
         if self._recording is not None:
             raise StateError("replay() inside the capture: call capture_end() first")
         if self._captured is None:
-            raise StateError("replay() before a successful capture: there is nothing to replay")
+            raise StateError(
+                "replay() before a successful capture, or after reset(): there is nothing to replay"
+            )
         if not self._keep_graph:
             raise StateError(
                 "replay() of a graph that was not finalised: call instantiate() or reset()"

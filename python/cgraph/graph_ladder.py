@@ -46,8 +46,9 @@ class GraphLadder(_core.Ladder):
 
     A call is ``ladder(key, *args)``, with arguments like those of the capture, or none. It replays
     the graph of the key and returns its result. A tensor that lies elsewhere is copied to the one
-    of the capture; what the function writes to that stays there. Without arguments, one native call
-    reads what lies in the tensors of the capture.
+    of the capture; what the function writes to that stays there. Without arguments, it reads what
+    lies in the memory of the capture's tensors. One native call does it, if the arguments are just
+    tensors, and new results just tensors, a tuple or a list of them.
 
     Raises:
         ArgumentError: By a call for which there is no such key, an argument has another shape or
@@ -146,10 +147,6 @@ class GraphLadder(_core.Ladder):
             before_it.graph.reset()
         return result  # type: ignore[no-any-return]
 
-    def _call(self, key: Hashable, *args: Any) -> Any:
-        """Serve a call that native code hands on."""
-        return self._rung(key)(args)
-
     @property
     def pool(self) -> Pool:
         """The pool of the captures to come that are given none of their own."""
@@ -203,7 +200,7 @@ class _Rung(_core.Rung):
         sample: The arguments of the capture.
         leaves: The leaves of the result.
         spec: Their structure.
-        fresh: Returns results in new tensors; None if that one is returned.
+        fresh: Returns results in new tensors; None if the capture's own are returned.
         checks: True if calls may give no tensors that lie elsewhere.
 
     Attributes:
@@ -221,7 +218,7 @@ class _Rung(_core.Rung):
     _is_shared: bool
     _places: list[_Place]
     _built: Callable[[list[Any]], Any]
-    _feed: Callable[[tuple[Any, ...]], None]
+    _replay: Callable[[tuple[Any, ...]], None]
 
     def __new__(
         cls,
@@ -251,7 +248,7 @@ class _Rung(_core.Rung):
         self.graph, self.kept = graph, ()
         self._name, self._sample, self._leaves, self._fresh = name, sample, leaves, fresh
         self._built = _builder(result, leaves, spec)
-        self._feed = graph._feeder()
+        self._replay = _replay_of(graph)
         self._places = _places_of(sample.tensors)
         self._checks, self._is_shared = checks, is_shared
         return self
@@ -305,17 +302,14 @@ class _Rung(_core.Rung):
         return rung, rung.result if fresh is None else rung._built(fresh.first(leaves))
 
     def __call__(self, args: tuple[Any, ...]) -> Any:
-        """Replay with arguments, or without."""
-        tensors = self._sample.tensors
-        if args:
-            given = self._sample.matched(self._name, args, {})
-            if self._checks or self._is_shared:
-                self._require_places(given)
-            else:
-                tensors = given
+        """Replay with arguments, or with what lies in the tensors of the capture."""
+        tensors = self._sample.matched(self._name, args, {}) if args else ()
+        if tensors and (self._checks or self._is_shared):
+            self._require_places(tensors)
+            tensors = ()
         if self._fresh is not None:
             return self._built(self._fresh(tensors, self._leaves))
-        self._feed(tensors)
+        self._replay(tensors)
         return self.result
 
     def _require_places(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -411,10 +405,10 @@ class _FreshResults:
         assert last is not None
         results = last.results
         self._made = None if results is None or last.deliver is not None else results.fresh
-        feed = graph._feeder()
+        plain = _replay_of(graph)
 
         def replay(tensors: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
-            feed(tensors)
+            plain(tensors)
             return []
 
         self._replay = replay if results is None else graph._fresh_replay()
@@ -460,6 +454,12 @@ class _FreshResults:
         made = _torch.clone_together([leaves[place] for place in places])
         for place, one in zip(places, made, strict=True):
             leaves[place] = one
+
+
+def _replay_of(graph: SegmentedGraph) -> Callable[[tuple[Any, ...]], None]:
+    """Return a function that replays with tensors in place of static inputs, or with none."""
+    feed = graph._feeder()
+    return lambda tensors: feed(tensors) if tensors else graph.replay()
 
 
 def _builder(result: Any, leaves: Sequence[Any], spec: Any) -> Callable[[list[Any]], Any]:

@@ -104,6 +104,29 @@ def test_fresh_results_are_the_callers_own(lab: Lab) -> None:
         assert five == 5
 
 
+@pytest.mark.parametrize("is_fresh", [False, True], ids=["static", "fresh"])
+@pytest.mark.parametrize("kind", ["a tensor", "a dictionary"])
+def test_a_call_without_arguments_reads_the_memory_of_the_capture(
+    lab: Lab, kind: str, is_fresh: bool
+) -> None:
+    ladder, x = GraphLadder(fresh_outputs=is_fresh), fresh(lab, 4, 4)
+    ladder.capture("k", lambda x: RESULTS[kind](x * 2 + 1, x), x)
+    memory, x.data = x.data, fresh(lab, 3)
+    for _ in range(3):
+        memory.normal_()
+        (found,), _ = tree_flatten(ladder("k"))
+        torch.testing.assert_close(found, memory * 2 + 1)
+
+
+def test_a_key_whose_graph_was_reset_says_so(lab: Lab) -> None:
+    ladder, x = GraphLadder(), fresh(lab, 4)
+    ladder.capture("k", lambda x: x * 2, x)
+    ladder.graph("k").reset()
+    for arguments in ((), (x,)):
+        with pytest.raises(StateError, match="reset"):
+            ladder("k", *arguments)
+
+
 def test_a_capture_runs_the_function_once_between_before_and_after(lab: Lab) -> None:
     """Trap T153."""
     said: list[str] = []

@@ -291,29 +291,6 @@ fn stats_count_blocks_and_segments() {
 }
 
 #[test]
-fn a_pool_covers_the_bytes_of_its_segments_and_no_others() {
-    let (_sim, device) = sim();
-    let (pool, stream) = (Pool::new(&device), Stream::new(&device).unwrap());
-    assert!(!pool.covers(Address(SEGMENT)));
-    let block = pool.allocate(&stream, 3 * SEGMENT).unwrap();
-    let other = Pool::new(&device).allocate(&stream, 64).unwrap();
-    let (start, end) = (block.address().0, block.address().0 + pool.reserved());
-    assert!(
-        [start, start + 1, end - 1]
-            .map(Address)
-            .iter()
-            .all(|one| pool.covers(*one))
-    );
-    assert!(
-        ![start - 1, end, 0]
-            .map(Address)
-            .iter()
-            .any(|one| pool.covers(*one))
-    );
-    assert!(!pool.covers(other.address()));
-}
-
-#[test]
 fn a_pool_that_cannot_grow_says_the_numbers() {
     let (_sim, device) = sim_from(Sim::builder().memory(2 * SEGMENT));
     let pool = Pool::new(&device);

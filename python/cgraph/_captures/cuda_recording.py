@@ -167,7 +167,8 @@ class Recording:
         # another capture's could go with that one, and be in use by it at the same time.
         _torch.clear_workspaces()
         if resumes is not None and resumes.goes_on and not is_recording():
-            self._meter = resumes._meter.restarted()
+            self._meter = resumes._meter
+            self._meter.restart()
         else:
             weigh = functools.partial(_weigh, self._ordinal, self._handle.mem_pool)
             state = functools.partial(cuda_pools.state, self._handle)
@@ -187,7 +188,7 @@ class Recording:
             self._labels.start(self._current_stream)
 
     def _leave(self) -> None:
-        """End the watchers, and do the work that had to wait for the end of the capture."""
+        """End the host and the watchers, and do the work that had to wait for the end."""
         try:
             self._end_rest()
         finally:

@@ -112,7 +112,7 @@ class Footprint(NamedTuple):
 
 
 class Meter:
-    """A meter of a capture, from construction to :meth:`finish`.
+    """A meter of a capture, or of several in a row, from construction to :meth:`finish`.
 
     Args:
         mem_pool: The pool, if it is cgraph's.
@@ -137,10 +137,9 @@ class Meter:
         self._before = self._weigh()
         self._began = time.perf_counter()
 
-    def restarted(self) -> Meter:
-        """Go on, when it has finished, with the next capture of several; the last one sums up."""
+    def restart(self) -> None:
+        """Go on with the next capture of several in a row; the last one sums up."""
         self._began = time.perf_counter()
-        return self
 
     def finish(
         self,

@@ -102,7 +102,7 @@ def fresh_feed(graph: _Replayed, first: Captured, last: Captured) -> FreshFeed:
         if deliver is None:
             graph._replay_into(tensors or None, to)
             return
-        if feed is not None:
+        if feed is not None and tensors:
             feed(tensors)
         graph.replay()
         deliver(to, owners)

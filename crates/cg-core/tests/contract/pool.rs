@@ -15,6 +15,7 @@ on_every_driver! {
     a_pool_lies_where_it_is_told_to,
     pools_of_a_device_lie_at_the_same_addresses_again,
     a_pool_grows_by_further_ranges,
+    a_pool_covers_the_bytes_of_its_segments,
     a_capture_in_any_mode_can_make_a_pool_grow,
     memory_comes_back_at_the_same_addresses_after_a_pause,
     a_pause_can_keep_the_contents,
@@ -127,6 +128,19 @@ fn a_pool_grows_by_further_ranges(device: &Device) {
         block.write(&crate::support::bytes(&random(seed))).unwrap();
         assert_eq!(words(&block.slice(0..BYTES).unwrap()), random(seed));
     }
+}
+
+fn a_pool_covers_the_bytes_of_its_segments(device: &Device) {
+    let (pool, stream) = (Pool::new(device), Stream::new(device).unwrap());
+    let (block, other) = (block(&pool, &stream), block(&Pool::new(device), &stream));
+    let (start, end) = (block.address().0, block.address().0 + pool.reserved());
+    let covers = |address| pool.covers(Address(address));
+    assert!([start, start + 1, end - 1].into_iter().all(covers));
+    assert!(
+        ![0, start - 1, end, other.address().0]
+            .into_iter()
+            .any(covers)
+    );
 }
 
 fn a_capture_in_any_mode_can_make_a_pool_grow(device: &Device) {

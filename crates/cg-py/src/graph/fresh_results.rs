@@ -9,6 +9,7 @@ use pyo3::types::{PyDict, PyTuple};
 use smallvec::SmallVec;
 
 use crate::arguments::MatchedTensors;
+use crate::detach::require_unforked;
 use crate::error::argument;
 use crate::raw::{Form, NewTensor};
 use crate::tensors::TensorReader;
@@ -154,6 +155,7 @@ impl FreshResults {
     /// Make new tensors, allocated on the current stream.
     #[inline]
     pub(crate) fn make<'py>(&self, py: Python<'py>) -> PyResult<NewResults<'py>> {
+        require_unforked()?;
         let mut new = NewResults {
             tensors: SmallVec::from_elem(None, self.results),
             to: SmallVec::from_slice(&self.nowhere),

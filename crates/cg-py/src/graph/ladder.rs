@@ -19,7 +19,8 @@ pub(crate) struct Ladder {
 /// The graph of one key.
 #[pyclass(frozen, subclass, module = "cgraph._core")]
 pub(crate) struct Rung {
-    replayed: Replayed,
+    /// None if Python does all.
+    replayed: Option<Replayed>,
     result: Py<PyAny>,
     /// The number of tensors that a call may give, each for the static input of its place; none where Python
     /// has to look at them first.
@@ -30,8 +31,6 @@ pub(crate) struct Rung {
 enum Replayed {
     Graph(Py<Graph>),
     Segments(Py<Segments>),
-    /// By Python alone.
-    Elsewhere,
 }
 
 /// New results, which stand in place of the result.
@@ -61,23 +60,23 @@ impl Ladder {
         }
     }
 
-    /// Replay the graph of a key, and return its result. Other calls are `_call`'s: of keys that there are
-    /// not, and those that their rung cannot serve.
-    #[pyo3(signature = (*args))]
+    /// Let the rung of a key serve a call: natively, or by what a subclass does when it is called with a tuple
+    /// of the arguments. `_rung` finds one for other keys, or raises.
+    #[pyo3(signature = (key, /, *args))]
     fn __call__<'py>(
         slf: &Bound<'py, Self>,
+        key: &Bound<'py, PyAny>,
         args: &Bound<'py, PyTuple>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let py = slf.py();
-        if !args.is_empty()
-            && let Some(rung) = slf.get().rungs.bind(py).get_item(args.get_item(0)?)?
-        {
-            let given = args.get_slice(1, args.len());
-            if let Some(result) = rung.cast::<Rung>()?.get().serve(&given)? {
-                return Ok(result);
-            }
+        let rung = match slf.get().rungs.bind(py).get_item(key)? {
+            Some(rung) => rung,
+            None => slf.call_method1(intern!(py, "_rung"), (key,))?,
+        };
+        match rung.cast::<Rung>()?.get().serve(args)? {
+            Some(result) => Ok(result),
+            None => rung.call1((args,)),
         }
-        slf.call_method1(intern!(py, "_call"), args)
     }
 
     /// All [`Rung`]s by key.
@@ -105,11 +104,11 @@ impl Rung {
         fresh: Option<Bound<'_, FreshResults>>,
     ) -> PyResult<Self> {
         let replayed = if let Ok(graph) = replayed.cast::<Graph>() {
-            Replayed::Graph(graph.clone().unbind())
+            Some(Replayed::Graph(graph.clone().unbind()))
         } else if let Ok(segments) = replayed.cast::<Segments>() {
-            Replayed::Segments(segments.clone().unbind())
+            Some(Replayed::Segments(segments.clone().unbind()))
         } else if replayed.is_none() {
-            Replayed::Elsewhere
+            None
         } else {
             let given = replayed.repr()?.to_string();
             return Err(argument("replayed", &given, "a graph, segments or None"));
@@ -140,9 +139,9 @@ impl Rung {
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         match &self.replayed {
-            Replayed::Graph(graph) => visit.call(graph)?,
-            Replayed::Segments(segments) => visit.call(segments)?,
-            Replayed::Elsewhere => {}
+            Some(Replayed::Graph(graph)) => visit.call(graph)?,
+            Some(Replayed::Segments(segments)) => visit.call(segments)?,
+            None => {}
         }
         if let Some(fresh) = &self.fresh {
             visit.call(&fresh.made)?;
@@ -155,18 +154,18 @@ impl Rung {
     /// Replay with these tensors, or none, and return the result; none if Python has to look at them.
     fn serve<'py>(&self, given: &Bound<'py, PyTuple>) -> PyResult<Option<Bound<'py, PyAny>>> {
         let py = given.py();
-        let is_elsewhere = matches!(self.replayed, Replayed::Elsewhere);
-        if is_elsewhere || !(given.is_empty() || self.fits(given)?) {
+        let Some(replayed) = &self.replayed else {
+            return Ok(None);
+        };
+        if !(given.is_empty() || self.fits(given)?) {
             return Ok(None);
         }
         let new = self.fresh.as_ref().map(|fresh| fresh.made.get().make(py));
         let new = new.transpose()?;
-        let to = new.as_ref().map(NewResults::to);
-        let tensors = ReplayTensors::of(given);
-        match &self.replayed {
+        let (tensors, to) = (ReplayTensors::of(given), new.as_ref().map(NewResults::to));
+        match replayed {
             Replayed::Graph(graph) => Graph::run(graph.bind(py), tensors, to, None)?,
             Replayed::Segments(segments) => segments.get().run(py, tensors, to)?,
-            Replayed::Elsewhere => {}
         }
         Ok(Some(match self.fresh.as_ref().zip(new) {
             Some((fresh, new)) => match fresh.container {

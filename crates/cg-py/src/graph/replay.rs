@@ -8,7 +8,6 @@ use pyo3::{PyTraverseError, PyVisit};
 
 use super::outputs::{Outputs, Sent, To, sent};
 use super::replay_inputs::{ReplayInputs, ReplayTensors};
-use crate::arguments::MatchedTensors;
 use crate::detach::detached;
 use crate::device::{CurrentStream, Sim, Stream};
 use crate::error::state;
@@ -59,6 +58,9 @@ impl ReadyExec {
         handle: Option<u64>,
     ) -> PyResult<()> {
         let sent = sent(self.outputs.as_ref(), to)?;
+        if self.fed.is_none() && !given.is_nothing() {
+            return Err(state("the graph was captured without static inputs"));
+        }
         if let CurrentStream::Object(current) = &*self.current {
             return self.replay_on_object(py, current, sent);
         }
@@ -66,19 +68,14 @@ impl ReadyExec {
             Some(handle) => handle,
             None => self.current.handle(py)?.expect("it is no object"),
         };
-        match (&self.fed, given) {
-            (Some(fed), given) => {
-                let step = self.random_step.as_ref();
-                fed.replay(py, &self.exec, handle, given, sent, step)
-            }
-            (None, ReplayTensors::Nothing | ReplayTensors::Matched(MatchedTensors::Each([]))) => {
-                if let Some(step) = &self.random_step {
-                    step.call0(py)?;
-                }
-                detached(py, || self.launch(sent, handle))
-            }
-            (None, _) => Err(state("the graph was captured without static inputs")),
+        if let Some(fed) = &self.fed {
+            let step = self.random_step.as_ref();
+            return fed.replay(py, &self.exec, handle, given, sent, step);
         }
+        if let Some(step) = &self.random_step {
+            step.call0(py)?;
+        }
+        detached(py, || self.launch(sent, handle))
     }
 
     fn launch(&self, sent: Sent<'_>, handle: u64) -> cg_core::Result<()> {

@@ -36,6 +36,15 @@ impl<'a, 'py> ReplayTensors<'a, 'py> {
         }
     }
 
+    /// Return whether there are none.
+    pub(crate) fn is_nothing(self) -> bool {
+        match self {
+            Self::Nothing | Self::Matched(MatchedTensors::Each([])) => true,
+            Self::Unchecked(tensors) => tensors.is_empty(),
+            Self::Matched(_) | Self::Padded(..) => false,
+        }
+    }
+
     /// Return tensors that are known to fit as they are.
     pub(crate) fn matched(self) -> Option<MatchedTensors<'a, 'py>> {
         match self {
