@@ -20,6 +20,7 @@ class config:  # of a decoder like Llama's; the prompt that runs, if one does: i
 
 
 DECODE, PROMPTS = (1, 2, 4, 8, 16), (32, 64, 128, 256)
+WAYS = "eager", "reduce-overhead", "full", "pieces"
 
 
 @torch.library.custom_op("serve::attend", mutates_args=("cache", "out"))
@@ -126,10 +127,9 @@ def serve(prefill: Callable, decode: Callable, prompts: list[Tensor]) -> tuple[T
 
 
 @torch.inference_mode()
-def main(count: int = 48, ways: tuple = ("eager", "reduce-overhead", "full", "pieces")) -> None:
+def main(device: str, count: int = 48, ways: tuple = WAYS) -> None:
     """Serve so many prompts in each way, and print the table."""
     torch.manual_seed(0)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
     model = Decoder().to(device)
     empty = {n: torch.zeros(n, 3, dtype=torch.int64, device=device) for n in (*DECODE, *PROMPTS)}
     prompts = [torch.randint(config.vocab, (5 + 5 * n,), device=device) for n in range(count)]
@@ -146,4 +146,4 @@ def main(count: int = 48, ways: tuple = ("eager", "reduce-overhead", "full", "pi
 
 
 if __name__ == "__main__":
-    main()
+    main("cuda" if torch.cuda.is_available() else "cpu")
