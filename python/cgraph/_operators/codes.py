@@ -18,7 +18,7 @@ import torch
 from cgraph import _torch
 from cgraph._operators.launches import Launch, is_launcher, launch_of
 from cgraph._operators.monitoring import monitored
-from cgraph._source import user_line
+from cgraph._source import is_omitted, user_frame, user_line
 
 __all__ = ["Codes"]
 
@@ -118,8 +118,9 @@ class Codes:
     @contextmanager
     def noted(self) -> Iterator[None]:
         """Note the calls in a ``with`` block, beside a profiler of the user's."""
-        names = _SETS if self.reads is None else _NAMES
-        with monitored(self._begins, self._calls, names) as is_told:
+        # Where reads count, the block is the user's own, whose code has begun before.
+        names, running = (_SETS, []) if self.reads is None else (_NAMES, _running_codes())
+        with monitored(self._begins, self._calls, names, running) as is_told:
             if is_told:
                 yield
                 return
@@ -135,6 +136,17 @@ class Codes:
             yield
         finally:
             sys.setprofile(before)
+
+
+def _running_codes() -> list[CodeType]:
+    """Return the code of the user's frame that opens a block, and of those around it."""
+    frame, found = user_frame(), []
+    while frame is not None:
+        if not is_omitted(frame.f_code.co_filename) and frame.f_code.co_filename not in _AROUND:
+            found.append(frame.f_code)
+        frame = frame.f_back
+    # Those around call such methods by their names, if at all.
+    return [code for code in found[1:] if not _NAMES.isdisjoint(code.co_names)] + found[:1]
 
 
 def _is_beside(frame: FrameType | None) -> bool:

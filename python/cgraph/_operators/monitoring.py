@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from types import CodeType
 from typing import Any
@@ -56,6 +56,7 @@ def monitored(
     begins: Callable[[CodeType], bool],
     calls: Callable[[Any, Any], None],
     names: Collection[str],
+    running: Sequence[CodeType] = (),
 ) -> Iterator[bool]:
     """Report the code that runs in a ``with`` block on this thread; yield whether that works.
 
@@ -66,6 +67,7 @@ def monitored(
         calls: Called with each callable that code with one of the names calls, and its first
             argument.
         names: The names.
+        running: Code that has begun before, and whose calls are reported as well.
     """
     monitoring: Any = getattr(sys, "monitoring", None)
     watch, thread = _Watch(begins, calls, names), threading.get_ident()
@@ -82,6 +84,8 @@ def monitored(
             monitoring.set_events(tool, monitoring.events.PY_START | monitoring.events.PY_RESUME)
         if is_told:
             _watched.setdefault(thread, []).append(watch)
+            for code in running:
+                _look_at(watch, code)
             # Code that was reported once is reported again.
             monitoring.restart_events()
     if not is_told:
@@ -117,12 +121,20 @@ def _begins(code: CodeType, _: int) -> Any:
     monitoring: Any = sys.monitoring  # type: ignore[attr-defined,unused-ignore]
     watch = watches[-1]
     is_done = watch.begins(code)
-    if not watch.names.isdisjoint(names_in((code,))) and code not in watch.looked_at:
-        watch.looked_at.append(code)
-        _users[code] += 1
-        monitoring.set_local_events(_tool[0], code, monitoring.events.CALL)
+    if not watch.names.isdisjoint(names_in((code,))):
+        _look_at(watch, code)
     # Other blocks may still need the report.
     return monitoring.DISABLE if is_done and len(_watched) == 1 and len(watches) == 1 else None
+
+
+def _look_at(watch: _Watch, code: CodeType) -> None:
+    """Let the calls of a code object be reported."""
+    if code in watch.looked_at:
+        return
+    monitoring: Any = sys.monitoring  # type: ignore[attr-defined,unused-ignore]
+    watch.looked_at.append(code)
+    _users[code] += 1
+    monitoring.set_local_events(_tool[0], code, monitoring.events.CALL)
 
 
 def _calls(_: CodeType, __: int, called: Any, first: Any) -> None:
