@@ -18,6 +18,7 @@ import torch
 from cgraph import _torch
 from cgraph._operators.launches import Launch, is_launcher, launch_of
 from cgraph._operators.monitoring import monitored
+from cgraph._python.names import names_in
 from cgraph._source import is_omitted, user_frame, user_line
 
 __all__ = ["Codes"]
@@ -145,8 +146,8 @@ def _running_codes() -> list[CodeType]:
         if not is_omitted(frame.f_code.co_filename) and frame.f_code.co_filename not in _AROUND:
             found.append(frame.f_code)
         frame = frame.f_back
-    # Those around call such methods by their names, if at all.
-    return [code for code in found[1:] if not _NAMES.isdisjoint(code.co_names)] + found[:1]
+    # The first may call such a method by any name, those around it by its own, if at all.
+    return found[:1] + [code for code in found[1:] if not _NAMES.isdisjoint(names_in((code,)))]
 
 
 def _is_beside(frame: FrameType | None) -> bool:

@@ -44,13 +44,13 @@ def unowned(
     """
     first: dict[tuple[int, bool], torch.Tensor] = {}
     found = []
-    here = torch.is_inference_mode_enabled()
+    is_current = torch.is_inference_mode_enabled()
     with without_modes(), of_torch.DisableTorchFunction():
         for tensor in tensors:
             memory = tensor.untyped_storage()
             inference = tensor.is_inference() if is_inference is None else is_inference
             number = storage_id(memory), inference
-            with nullcontext() if here == inference else torch.inference_mode(inference):
+            with nullcontext() if is_current == inference else torch.inference_mode(inference):
                 root = first.get(number)
                 if root is None:
                     made = first[number] = _lent(tensor, memory, owner, pool)
