@@ -13,7 +13,14 @@ import torch
 from cgraph import _core, _torch
 from cgraph._graphed.argument_containers import Pattern, pattern_of, put_together, structure_of
 from cgraph._graphed.arguments import Arguments
-from cgraph._python.values import as_key, has_no_parts, is_array, is_atom, is_plain
+from cgraph._python.values import (
+    as_key,
+    form_in_words,
+    has_no_parts,
+    is_array,
+    is_atom,
+    is_plain,
+)
 from cgraph._text import shown
 from cgraph._torch import tree_flatten
 
@@ -129,14 +136,7 @@ class ArgumentLeaf:
         if self.kind not in ("tensor", "static"):
             text = shown(self.value) if self.kind == "plain" else type(self.value).__qualname__
             return text if len(text) <= _LONG else text[:_LONG] + "…"
-        dtype = str(self.value.dtype).removeprefix("torch.")
-        if type(self.value) is not torch.Tensor:
-            dtype = f"{type(self.value).__name__} {dtype}"
-        if (form := _torch.form_of(self.value)) is not None:
-            return f"{form} {dtype}"
-        grad = " with grad" if self.value.requires_grad else ""
-        strides = "" if self.value.is_contiguous() else " not contiguous"
-        return f"{dtype}{list(self.value.shape)}{strides}{grad}"
+        return form_in_words(self.value)
 
 
 class Call:

@@ -9,7 +9,7 @@ import torch
 
 from cgraph import _core, _torch
 from cgraph._python.places import NOTHING, Place, Places, found_at
-from cgraph._python.values import is_plain
+from cgraph._python.values import form_in_words, is_plain
 from cgraph._text import shown
 
 __all__ = ["Change", "Guards"]
@@ -48,7 +48,7 @@ class Change(NamedTuple):
         """The change as a verb phrase to follow the name."""
         if self.now is NOTHING:
             return "is gone"
-        if is_plain(self.before) and is_plain(self.now):
+        if is_plain(self.before) and is_plain(self.now) and self.before != self.now:
             return f"is {shown(self.now):.40} and was {shown(self.before):.40}"
         if self.now is not self.before:
             return "is another object"
@@ -116,11 +116,11 @@ class Guards:
         return [*found, *((name, one) for name, one in unread if isinstance(one, torch.Tensor))]
 
     @property
-    def values(self) -> Iterator[tuple[Any, tuple[Any, ...], Any]]:
-        """The holder of each value, the step from it to the value, and the value."""
+    def steps(self) -> Iterator[tuple[Any, tuple[Any, ...]]]:
+        """The holder of each value, and the step from it to the value."""
         for place in self._places:
             if place.parent >= 0:
-                yield self._places[place.parent].value, place.step, place.value
+                yield self._places[place.parent].value, place.step
 
     @property
     def containers(self) -> list[Any]:
@@ -138,6 +138,8 @@ class Guards:
         for number, now, is_there in self.native.changed(objects, all=True):
             place = self._places[number]
             now = now if is_there else NOTHING
+            if place.check[0] in ("form", "input") and isinstance(now, torch.Tensor):
+                now = form_in_words(now)
             makes_key = place.is_of_key and is_there
             is_gradient = place.step[0] == "grad"
             if is_gradient:

@@ -20,7 +20,9 @@ class Restore:
     """
 
     def __init__(self, guards: Guards) -> None:
-        self._guards = guards
+        self._values = [
+            (holder, step, found_at(holder, step)) for holder, step in guards.steps
+        ]
         # The other items of containers are not guarded one by one.
         self._containers = [(one, _copied(one)) for one in guards.containers]
 
@@ -36,7 +38,7 @@ class Restore:
             elif isinstance(container, list | deque):
                 container.clear()
                 container.extend(items)
-        for holder, step, value in self._guards.values:
+        for holder, step, value in self._values:
             if found_at(holder, step) is not value:
                 _put(holder, step, value)
 

@@ -221,6 +221,9 @@ def train(plan: CapturePlan, statics: list[torch.Tensor]) -> Capture:
     # A backward pass may come after the key has dropped the graphs.
     trained.replay.kept = trained.kept
     difference = shown.difference(plan.before, observer, call, plan.options)
+    if difference is None:
+        # Equal values that the function has assigned may have stand-ins of parameters in them.
+        restore.put_back()
     return Capture(trained, None, shown, difference, None)
 
 

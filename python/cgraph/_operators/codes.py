@@ -18,6 +18,7 @@ import torch
 from cgraph import _torch
 from cgraph._operators.launches import Launch, is_launcher, launch_of
 from cgraph._operators.monitoring import monitored
+from cgraph._operators.operator_mode import run_operator
 from cgraph._python.names import names_in
 from cgraph._source import is_omitted, user_frame, user_line
 
@@ -153,6 +154,8 @@ def _running_codes() -> list[CodeType]:
 def _is_beside(frame: FrameType | None) -> bool:
     """Return whether a frame is part of an import, a warning or a mode, not of the function."""
     while frame is not None:
+        if frame.f_code is run_operator.__code__:
+            return False
         file = frame.f_code.co_filename
         if file in _BESIDE or file.startswith(_OF_MODES):
             return True

@@ -21,7 +21,7 @@ from cgraph import _torch
 from cgraph._operators.codes import Codes
 from cgraph._operators.facts import Facts, facts_of, taken_apart
 from cgraph._operators.launches import Launch, Suspects
-from cgraph._operators.operator_mode import OperatorMode
+from cgraph._operators.operator_mode import OperatorMode, run_operator
 from cgraph._operators.refused import refusal_of
 from cgraph._operators.schemas import name_of, tensors_in, tensors_of, written_by
 from cgraph._operators.trace import Operator, OutsideMemory, Trace
@@ -208,7 +208,7 @@ class Observer(OperatorMode):
         if self.by_recorder and not self.is_over:
             return func(*args, **given)
         # Each __torch_dispatch__ of a class costs one more call of torch's.
-        return self.seen(func, args, given, lambda: func(*args, **given))
+        return self.seen(func, args, given, lambda: run_operator(func, args, given))
 
     def note_break(self, name: str, result: Any) -> None:
         """Note a break that has just run, and its results as an origin of later tensors."""

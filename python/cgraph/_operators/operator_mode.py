@@ -9,7 +9,12 @@ import torch
 
 from cgraph import _torch
 
-__all__ = ["OperatorMode"]
+__all__ = ["OperatorMode", "run_operator"]
+
+
+def run_operator(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Run an operator: Python code that begins behind this frame is the operator's own."""
+    return func(*args, **kwargs)
 
 
 class OperatorMode(_torch.Bystander):
@@ -24,7 +29,7 @@ class OperatorMode(_torch.Bystander):
     ) -> Any:
         """Look at the operator and run it."""
         given = kwargs or {}
-        return self.seen(func, args, given, lambda: func(*args, **given))
+        return self.seen(func, args, given, lambda: run_operator(func, args, given))
 
     def seen(self, func: Any, args: Any, kwargs: dict[str, Any], run: Callable[[], Any]) -> Any:
         """Look at an operator that ``run`` runs or captures; return its result."""

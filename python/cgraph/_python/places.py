@@ -7,11 +7,19 @@ compared before each replay; see ``docs/graphed.md``.
 
 from __future__ import annotations
 
+import builtins
+import contextvars
 import functools
+import gc
+import importlib.util
+import os
+import sys
+import threading
 import types
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from types import CodeType
 from typing import Any, NamedTuple
 
@@ -19,8 +27,8 @@ import torch
 
 from cgraph import _core, _torch
 from cgraph._python.libraries import is_library, is_library_class, is_library_module
-from cgraph._python.names import names_in
-from cgraph._python.values import attributes_of, has_no_parts, is_array, is_plain
+from cgraph._python.names import imports_in, names_in
+from cgraph._python.values import attributes_of, form_in_words, has_no_parts, is_array, is_plain
 
 __all__ = ["MOST_PLACES", "NOTHING", "Place", "Places", "found_at", "names_in"]
 
@@ -45,7 +53,7 @@ class Place(NamedTuple):
         step: The way to find it there.
         check: The condition on the value; see ``cgraph._core.Guards``.
         name: Its readable name, as ``self.layers[0].scale``.
-        value: The value that was there.
+        value: The value that was there; of a tensor that may be exchanged its form in words.
     """
 
     parent: int
@@ -57,7 +65,7 @@ class Place(NamedTuple):
     @property
     def is_of_key(self) -> bool:
         """True if another value here makes another key."""
-        return bool(self.check[0] == "plain" or self.step[0] == "grad")
+        return bool(self.check[0] in ("plain", "form", "input") or self.step[0] == "grad")
 
     @property
     def is_changing(self) -> bool:
@@ -75,12 +83,14 @@ class Places:
         gradients: The gradients, when the call began, of the leaves whose gradients matter, by the
             ``id`` of the leaf. None for the present gradients of all leaves.
         but: The dotted names of places that do not count.
+        copied: The names of the places of tensors that replays copy.
 
     Attributes:
         found: The places, each after the one that it is found in.
         stopped: The name of the first place that was left out because there are too many.
         addresses: The names of tensors, by the addresses of their storages.
-        tensors: Places of tensors that no operator took: the holder, the step, and the name.
+        tensors: Places of tensors that no operator took, or that replays copy: the holder, the
+            step, and the name.
         modules: The modules that were found.
         leaves: The tensors that may get gradients.
         refused: The name of an array, whose contents nothing compares; None if there is none.
@@ -93,6 +103,7 @@ class Places:
         is_taken: Callable[[torch.Tensor, str], bool],
         gradients: Mapping[int, torch.Tensor | None] | None,
         but: Collection[str] = (),
+        copied: Collection[str] = (),
     ) -> None:
         self.found: list[Place] = []
         self.stopped: str | None = None
@@ -102,15 +113,21 @@ class Places:
         self.leaves: list[torch.Tensor] = []
         self.refused: str | None = None
         self._names = names
-        self._ran = {id(code) for code in codes}
-        self._codes = codes
+        self._own = {code: scope for code, scope in codes.items() if not is_library(code.co_filename)}
+        # Of libraries only what the user's code names counts.
+        self._own_names = names & (names_in(self._own) | (names - names_in(codes)))
+        self._ran = {id(code) for code in self._own}
         self._is_taken = is_taken
         self._gradients = gradients
         self._but = frozenset(but)
+        self._copied = frozenset(copied)
         self._count = 0
-        # Objects already visited, by ``id``; they stay alive as long as the walk.
+        # Objects already visited, by ``id``; they stay alive as long as the walk. What is found in
+        # an argument is looked into in each argument, as another call may give others.
         self._seen: dict[int, Any] = {}
-        self._globals_seen: set[tuple[int, str]] = set()
+        self._outside: dict[int, Any] = {}
+        # Functions, classes, cells, modules of Python, and leaves that may get gradients.
+        self._known: dict[int, Any] = {}
         self._absent: dict[tuple[str, ...], frozenset[str]] = {}
         self._waiting: deque[tuple[int, Any, str]] = deque()
 
@@ -128,33 +145,49 @@ class Places:
             modules: The modules among the arguments with their names.
         """
         self._callable(function, "self")
-        for number, (name, value) in enumerate(objects):
-            self._look(-1, ("object", number), name, value)
         for name, value in modules:
             self._look(-1, ("root", value), name, value)
-        for code, scope in self._codes.items():
-            if not is_library(code.co_filename):
-                self._globals(code, scope)
-        while self._waiting:
-            self._inside(*self._waiting.popleft())
+        self._globals()
+        for code, scope in self._own.items():
+            for dots, name in imports_in(code):
+                self._imported(dots, name, scope)
+        self._go_on()
+        self._outside = self._seen
+        for number, (name, value) in enumerate(objects):
+            self._seen = {}
+            self._look(-1, ("object", number), name, value)
+            self._go_on()
         return self
 
-    def _globals(self, code: CodeType, scope: dict[str, Any]) -> None:
-        wanted = [name for name in code.co_names if name in scope]
-        if not wanted:
-            return
-        root = self._root(scope, "globals")
-        for name in wanted:
-            if (id(scope), name) not in self._globals_seen:
-                self._globals_seen.add((id(scope), name))
-                self._look(root, ("item", name), name, scope[name])
+    def _go_on(self) -> None:
+        while self._waiting:
+            self._inside(*self._waiting.popleft())
 
-    def _root(self, value: Any, name: str) -> int:
+    def _globals(self) -> None:
+        scopes: dict[int, tuple[dict[str, Any], dict[str, None]]] = {}
+        for code, scope in self._own.items():
+            scopes.setdefault(id(scope), (scope, {}))[1].update(dict.fromkeys(code.co_names))
+        for scope, names in scopes.values():
+            # A global may come to hide a builtin.
+            absent = frozenset(one for one in names if one not in scope and hasattr(builtins, one))
+            root = self._root(scope, "globals", ("dict", dict, None, absent))
+            for name in names:
+                if name in scope:
+                    self._look(root, ("item", name), name, scope[name])
+
+    def _imported(self, dots: int, name: str, scope: dict[str, Any]) -> None:
+        """Add the names in a module that code imports where it uses it."""
+        with suppress(ImportError):  # the code has raised it, and has caught it
+            name = importlib.util.resolve_name("." * dots + name, scope.get("__package__"))
+        if isinstance(module := sys.modules.get(name), types.ModuleType):
+            self._callable(module, name)
+
+    def _root(self, value: Any, name: str, check: tuple[Any, ...] | None = None) -> int:
         """Return the number of a root, which stays the same object."""
         number = self._roots.get(id(value))
         if number is None:
             number = self._roots[id(value)] = len(self.found)
-            self.found.append(Place(-1, ("root", value), ("is", value), name, value))
+            self.found.append(Place(-1, ("root", value), check or ("is", value), name, value))
         return number
 
     @functools.cached_property
@@ -187,18 +220,29 @@ class Places:
                 self._add(parent, step, ("plain", value), name, value)
         elif is_array(value):
             self.refused = self.refused or name
+        elif value is os.environ:
+            self._environment()
+        elif isinstance(value, weakref.ref):
+            self._add(parent, step, ("weak", value), name, value)
+        elif isinstance(value, contextvars.ContextVar):
+            number, its_name = self._add(parent, step, ("is", value), name, value), f"{name}.get()"
+            self._found_or_missing(number, ("context",), its_name, found_at(value, ("context",)))
+        elif isinstance(value, types.MappingProxyType):
+            number, of = self._add(parent, step, ("is", value), name, value), gc.get_referents(value)
+            for one in of:
+                self._look(-1, ("root", one), name, one)
         elif has_no_parts(value) or isinstance(value, _OF_OTHERS):
-            if isinstance(value, types.ModuleType) and is_library_module(value):
-                return
             if self._counted(name):
                 self._add(parent, step, ("is", value), name, value)
                 self._callable(value, name)
-        elif id(value) in self._seen:
+        elif id(value) in self._seen or (parent >= 0 and id(value) in self._outside):
             self._add(parent, step, ("is", value), name, value)
         else:
             self._seen[id(value)] = value
             if isinstance(value, torch.nn.Module):
-                self.modules.append(value)
+                if id(value) not in self._known:
+                    self._known[id(value)] = value
+                    self.modules.append(value)
             elif not isinstance(value, _CONTAINERS) and not _has_parts(value):
                 if self._counted(name):
                     self._add(parent, step, ("is", value), name, value)
@@ -233,8 +277,8 @@ class Places:
         # A parameter that is frozen now may get gradients later.
         may_train = tensor.requires_grad or isinstance(tensor, torch.nn.Parameter)
         has_gradient = may_train and tensor.is_leaf
-        if has_gradient and id(tensor) not in self._seen:
-            self._seen[id(tensor)] = tensor
+        if has_gradient and id(tensor) not in self._known:
+            self._known[id(tensor)] = tensor
             self.leaves.append(tensor)
             for _, _, hooks in _torch.hooks_of_leaf(tensor):
                 for hook in (hooks or {}).values():
@@ -243,14 +287,19 @@ class Places:
                 self.addresses.setdefault(of_grad.data_ptr(), f"{name}.grad")
         if self._gradients is not None:
             has_gradient = id(tensor) in self._gradients
-        if not self._is_taken(tensor, name) and not has_gradient:
+        is_copied = name in self._copied
+        if is_copied or not (self._is_taken(tensor, name) or has_gradient):
             holder = step[1] if parent < 0 else self.found[parent].value
             self.tensors.append((holder, step, name))
+            check: tuple[Any, ...] = ("input" if is_copied else "form", tensor)
+            if memory is None or _torch.form_of(tensor) is not None:
+                check = ("kind", type(tensor))
+            self._add(parent, step, check, name, form_in_words(tensor))
             return
         number = self._add(parent, step, ("tensor", tensor), name, tensor)
         if has_gradient:
             grad = tensor.grad if self._gradients is None else self._gradients[id(tensor)]
-            check: tuple[Any, ...] = ("plain", None)
+            check = ("plain", None)
             if grad is not None:
                 is_taken = self._is_taken(grad, f"{name}.grad")
                 check = ("tensor", grad) if is_taken else ("kind", type(grad))
@@ -300,31 +349,60 @@ class Places:
                 self._look(number, ("attr", key), f"{name}.{key}", one)
         for slot in _slots_of(type(value)):
             if slot.__name__ in self._names:
-                one = _in_slot(slot, value)
                 its_name = f"{name}.{slot.__name__}"
-                if one is NOTHING:
-                    self._add(number, ("slot", slot), ("missing",), its_name, NOTHING)
-                else:
-                    self._look(number, ("slot", slot), its_name, one)
+                self._found_or_missing(number, ("slot", slot), its_name, _in_slot(slot, value))
+
+    def _found_or_missing(self, number: int, step: tuple[Any, ...], name: str, value: Any) -> None:
+        if value is NOTHING:
+            self._add(number, step, ("missing",), name, NOTHING)
+        else:
+            self._look(number, step, name, value)
 
     def _class(self, kind: type) -> None:
-        """Add the attributes with these names in the user's classes of an object."""
-        if id(kind) in self._seen:
+        """Add the attributes with these names in the classes of an object."""
+        if id(kind) in self._known or not kind.__flags__ & _CAN_CHANGE:
             return
-        self._seen[id(kind)] = kind
-        wanted: dict[str, Any] = {}
-        hidden: set[str] = set()
+        self._known[id(kind)] = kind
+        of_library = self._own_names
+        if issubclass(kind, torch.nn.Module):
+            of_library = of_library | {"forward"}
+        there: set[str] = set()
+        wanted: list[tuple[str, Any, bool]] = []
         for base in kind.__mro__:
-            if is_library_class(base):
-                hidden.update(vars(base))
-                continue
-            for key, one in [*vars(base).items()]:
-                if key in self._names and key not in hidden and not isinstance(one, _DESCRIPTORS):
-                    wanted.setdefault(key, one)
-        if wanted:
-            root = self._root(kind, kind.__qualname__)
-            for key, one in wanted.items():
-                self._look(root, ("class", key), f"{kind.__qualname__}.{key}", one)
+            is_own = not is_library_class(base)
+            for key in (self._names if is_own else of_library).intersection(vars(base)) - there:
+                if not isinstance(one := vars(base)[key], _DESCRIPTORS):
+                    wanted.append((key, one, is_own))
+            there.update(vars(base))
+        name, absent = kind.__qualname__, self._names - there
+        root = self._root(kind, name, ("class", kind, absent))
+        for key, one, is_own in wanted:
+            if is_own:
+                self._look(root, ("class", key), f"{name}.{key}", one)
+            else:
+                self._of_library(root, ("class", key), f"{name}.{key}", one)
+
+    def _of_library(self, parent: int, step: tuple[Any, ...], name: str, value: Any) -> None:
+        """Add a place of a library, whose parts are not looked at."""
+        if isinstance(value, types.ModuleType):
+            self._callable(value, name)
+        elif value is os.environ or value is os.getenv:
+            self._environment()
+        elif name not in self._but and self._counted(name):
+            check = ("plain" if is_plain(value) else "is", value)
+            self._add(parent, step, check, name, value)
+
+    def _environment(self) -> None:
+        """Add the variables of the environment with these names."""
+        environ: Any = os.environ
+        keys = {environ.encodekey(name): name for name in self._own_names}
+        absent = frozenset(key for key in keys if key not in environ._data)
+        root = self._root(environ._data, "os.environ", ("dict", dict, None, absent))
+        if id(environ) not in self._known:
+            self._known[id(environ)] = environ
+            for key in keys.keys() - absent:
+                name = f"os.environ[{keys[key]!r}]"
+                self._look(root, ("item", key), name, environ._data[key])
 
     def _callable(self, value: Any, name: str) -> None:
         """Go on through the parts of a function, if its code ran."""
@@ -351,31 +429,37 @@ class Places:
             self._function(value)
         elif isinstance(value, _core.Dispatcher):
             self._callable(value.__wrapped__, name)  # type: ignore[attr-defined]
-        elif isinstance(value, types.ModuleType) and id(value) not in self._seen:
-            self._seen[id(value)] = value
-            root = self._root(value, name)
-            for key, one in [*vars(value).items()]:
-                if key in self._names:
-                    self._look(root, ("attr", key), f"{name}.{key}", one)
+        elif isinstance(value, types.ModuleType):
+            self._module(value, name)
+        elif value is os.getenv:
+            self._environment()
         elif isinstance(value, type):
             self._class(value)
         elif name == "self" and not has_no_parts(value):
             self._look(-1, ("root", value), name, value)
 
-    def _function(self, function: types.FunctionType) -> None:
-        if id(function) in self._seen or id(function.__code__) not in self._ran:
+    def _module(self, module: types.ModuleType, name: str) -> None:
+        if id(module) in self._known:
             return
-        self._seen[id(function)] = function
-        code = function.__code__
+        self._known[id(module)] = module
+        is_of_library = is_library_module(module)
+        names = self._own_names if is_of_library else self._names
+        look = self._of_library if is_of_library else self._look
+        root = self._root(module, name)
+        for key in names.intersection(vars(module)):
+            look(root, ("attr", key), f"{name}.{key}", vars(module)[key])
+
+    def _function(self, function: types.FunctionType) -> None:
+        if id(function) in self._known or id(function.__code__) not in self._ran:
+            return
+        self._known[id(function)] = function
+        code, name = function.__code__, function.__name__
+        self.found.append(Place(-1, ("root", function), ("function", function), name, function))
         for variable, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-            if id(cell) in self._seen:
-                continue
-            self._seen[id(cell)] = cell
-            root = self._root(cell, variable)
-            try:
-                self._look(root, ("cell",), variable, cell.cell_contents)
-            except ValueError:  # nothing was assigned yet
-                self._add(root, ("cell",), ("missing",), variable, NOTHING)
+            if id(cell) not in self._known:
+                self._known[id(cell)] = cell
+                root = self._root(cell, variable)
+                self._found_or_missing(root, ("cell",), variable, found_at(cell, ("cell",)))
         names = reversed(code.co_varnames[: code.co_argcount])
         defaults = [*zip(names, reversed(function.__defaults__ or ()), strict=False)]
         for variable, one in (*defaults, *(function.__kwdefaults__ or {}).items()):
@@ -383,10 +467,10 @@ class Places:
                 self._look(-1, ("root", one), variable, one)
         attributes = vars(function)
         if (wrapped := attributes.get("__wrapped__")) is not None:
-            self._callable(wrapped, function.__name__)
+            self._callable(wrapped, name)
         for key in self._names.intersection(attributes):
-            root = self._root(function, function.__name__)
-            self._look(root, ("attr", key), f"{function.__name__}.{key}", attributes[key])
+            root = self._root(function, name)
+            self._look(root, ("attr", key), f"{name}.{key}", attributes[key])
 
 
 def found_at(holder: Any, step: tuple[Any, ...]) -> Any:
@@ -405,6 +489,11 @@ def found_at(holder: Any, step: tuple[Any, ...]) -> Any:
             return NOTHING
     if kind == "grad":
         return holder.grad
+    if kind == "context":
+        try:
+            return holder.get()
+        except LookupError:
+            return NOTHING
     if kind == "class":
         of = holder if isinstance(holder, type) else type(holder)
         return next((vars(b)[rest[0]] for b in of.__mro__ if rest[0] in vars(b)), NOTHING)
@@ -416,9 +505,15 @@ def found_at(holder: Any, step: tuple[Any, ...]) -> Any:
     return NOTHING
 
 
+# `Py_TPFLAGS_HEAPTYPE`: classes that can get other attributes.
+_CAN_CHANGE = 1 << 9
+
+
 def _has_parts(value: Any) -> bool:
-    if isinstance(value, _torch.TensorWeakRef | weakref.ref):
+    if isinstance(value, _torch.TensorWeakRef):
         return False
+    if isinstance(value, threading.local):
+        return True
     return hasattr(type(value), "__dictoffset__") and (
         type(value).__dictoffset__ != 0 or bool(_slots_of(type(value)))
     )

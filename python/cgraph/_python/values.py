@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import array
 import enum
 import sys
+import threading
 import types
 from collections.abc import Hashable, Iterator
 from typing import Any
 
 import torch
 
+from cgraph import _torch
+
 __all__ = [
     "as_key",
     "attributes_of",
+    "form_in_words",
     "has_no_parts",
     "is_array",
     "is_atom",
@@ -113,7 +118,7 @@ def has_no_parts(value: Any) -> bool:
 
 def is_array(value: Any) -> bool:
     """Return whether a value is an array or other buffer, whose contents nothing compares."""
-    if isinstance(value, bytearray | memoryview):
+    if isinstance(value, bytearray | memoryview | array.array):
         return True
     numpy = sys.modules.get("numpy")
     # By its type: an object may be a proxy for another one, and raise when it is asked.
@@ -136,11 +141,27 @@ def is_same(value: Any, other: Any) -> bool:
 
 def attributes_of(value: Any) -> dict[str, Any]:
     """Return the attributes of an object itself; empty if it has no dictionary."""
+    get = type(value).__getattribute__ if isinstance(value, threading.local) else _get
     try:
-        found = object.__getattribute__(value, "__dict__")
+        found = get(value, "__dict__")
     except AttributeError:
         return {}
     return found if isinstance(found, dict) else {}
+
+
+_get = object.__getattribute__
+
+
+def form_in_words(tensor: torch.Tensor) -> str:
+    """Return the class, dtype and shape of a tensor as text, and whether it requires a gradient."""
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    if type(tensor) is not torch.Tensor:
+        dtype = f"{type(tensor).__name__} {dtype}"
+    if (form := _torch.form_of(tensor)) is not None:
+        return f"{form} {dtype}"
+    grad = " with grad" if tensor.requires_grad else ""
+    strides = "" if tensor.is_contiguous() else " not contiguous"
+    return f"{dtype}{list(tensor.shape)}{strides}{grad}"
 
 
 def tensors_behind(value: Any) -> Iterator[torch.Tensor]:

@@ -232,7 +232,7 @@ impl Entry {
         }
         self.leading.note(py, matched);
         let guards = self.guards.as_ref();
-        Ok(guards.is_none_or(|guards| guards.get().fits(py, matched.objects())))
+        Ok(guards.is_none_or(|guards| guards.get().fits(py, matched.objects(), |_| {})))
     }
 
     /// Give back what it has put into `matched`, for calls to come.

@@ -1,11 +1,15 @@
 //! `Check`: the object that must be at a place.
 
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyFrozenSet, PyInt, PyString, PyTuple, PyType};
+use pyo3::types::{
+    PyDict, PyFrozenSet, PyInt, PyString, PyTuple, PyType, PyWeakrefMethods, PyWeakrefReference,
+};
 use pyo3::{PyTraverseError, PyVisit};
 
+use super::class_versions::ClassVersions;
+use super::function_parts::FunctionParts;
 use super::guarded_tensor::GuardedTensor;
-use super::object_access::{attributes_of, length_of};
+use super::object_access::{attributes_of, length_of, of_class};
 use super::plain_value::PlainValue;
 use crate::error::argument;
 use crate::raw;
@@ -27,11 +31,28 @@ pub(super) enum Check {
     /// An object without some attributes of its own.
     Object(Py<PyType>, Absent),
     Set(Py<PyType>, Box<Members>),
+    /// A tensor that lies where one lay.
     Tensor(Box<GuardedTensor>),
+    /// A tensor that is laid out as one was, wherever it lies.
+    Form(Box<GuardedTensor>),
+    /// The same, which a replay copies.
+    Input(Box<GuardedTensor>),
+    /// The same function with the same code and defaults.
+    Function(Box<Function>),
+    /// The same weak reference, to an object that lives or does not.
+    Weak(Py<PyAny>, bool),
+    /// A class that has none of some names, and those that it is derived from neither.
+    Class(Py<PyAny>, Absent),
 }
 
-/// Names under which there must be nothing.
-pub(super) struct Absent(pub(super) Box<[Py<PyString>]>);
+/// A function and its parts.
+pub(super) struct Function {
+    function: Py<PyAny>,
+    parts: FunctionParts,
+}
+
+/// Names, or other keys of dictionaries, under which there must be nothing.
+pub(super) struct Absent(pub(super) Box<[Py<PyAny>]>);
 
 /// The members of a set.
 pub(super) struct Members {
@@ -43,7 +64,8 @@ pub(super) struct Members {
 impl Check {
     /// Read `("plain", value)`, `("is", object)`, `("missing",)`, `("kind", class)`, `("list", class,
     /// length)`, `("dict", class, length or None, absent)`, `("object", class, absent)`, `("set", class,
-    /// members)` or `("tensor", tensor)`.
+    /// members)`, `("tensor", tensor)`, `("form", tensor)`, `("input", tensor)`, `("function", function)`,
+    /// `("weak", reference)` or `("class", class, absent)`.
     pub(super) fn parse(
         from: &Bound<'_, PyTuple>,
         reader: Option<&Py<TensorReader>>,
@@ -67,13 +89,29 @@ impl Check {
                 let members = from.get_item(2)?.cast_into::<PyFrozenSet>()?;
                 Self::Set(class()?, Box::new(Members::new(members)))
             }
-            "tensor" => {
+            "tensor" | "form" | "input" => {
                 let none = || argument("the reader of a tensor", "None", "a TensorReader");
                 let reader = reader.ok_or_else(none)?;
-                Self::Tensor(Box::new(GuardedTensor::new(&value?, reader)?))
+                let tensor = GuardedTensor::new(&value?, reader, kind == "tensor")?;
+                match kind.as_str() {
+                    "tensor" => Self::Tensor(Box::new(tensor)),
+                    "form" => Self::Form(Box::new(tensor)),
+                    _ => Self::Input(Box::new(tensor)),
+                }
+            }
+            "function" => Self::Function(Box::new(Function::new(value?)?)),
+            "weak" => {
+                let reference = value?.cast_into::<PyWeakrefReference>()?;
+                let is_alive = reference.upgrade().is_some();
+                Self::Weak(reference.into_any().unbind(), is_alive)
+            }
+            "class" => {
+                let class = value?.cast_into::<PyType>()?;
+                let absent = Absent::new(&from.get_item(2)?)?;
+                Self::Class(class.into_any().unbind(), absent)
             }
             _ => {
-                let expected = "plain, is, missing, kind, list, dict, object, set or tensor";
+                let expected = "plain, is, missing, kind, list, dict, object, set, tensor, form, input, function, weak or class";
                 return Err(argument("the check of a place", &kind, expected));
             }
         })
@@ -87,9 +125,14 @@ impl Check {
     pub(super) fn class<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyType>> {
         match self {
             Self::Missing => None,
-            Self::Is(object) => Some(object.bind(py).get_type()),
+            Self::Is(object) | Self::Weak(object, _) | Self::Class(object, _) => {
+                Some(object.bind(py).get_type())
+            }
             Self::PlainValue(plain) => Some(plain.value(py).get_type()),
-            Self::Tensor(tensor) => Some(tensor.class().bind(py).clone()),
+            Self::Function(function) => Some(function.function.bind(py).get_type()),
+            Self::Tensor(tensor) | Self::Form(tensor) | Self::Input(tensor) => {
+                Some(tensor.class().bind(py).clone())
+            }
             Self::Kind(class)
             | Self::Length(class, _)
             | Self::Dict(class, ..)
@@ -101,7 +144,9 @@ impl Check {
     /// Return whether the same object may be another one inside, of which nobody tells.
     pub(super) fn is_untracked(&self, py: Python<'_>) -> bool {
         match self {
-            Self::Tensor(_) => true,
+            Self::Tensor(_) | Self::Form(_) | Self::Input(_) | Self::Weak(..) => true,
+            Self::Function(_) => !FunctionParts::are_watched(py),
+            Self::Class(..) => !ClassVersions::are_known(py),
             Self::Length(class, _) => !class.bind(py).is_subclass_of::<PyTuple>().unwrap_or(false),
             Self::Set(class, _) => !class.bind(py).is(py.get_type::<PyFrozenSet>()),
             _ => false,
@@ -116,6 +161,10 @@ impl Check {
         match self {
             Self::PlainValue(plain) => plain.fits(now),
             Self::Is(object) => now.is(object),
+            Self::Weak(object, _) | Self::Class(object, _) => {
+                now.is(object) && self.still_fits(now)
+            }
+            Self::Function(function) => now.is(&function.function) && self.still_fits(now),
             Self::Missing => false,
             Self::Dict(.., absent) => {
                 self.still_fits(now) && now.cast().is_ok_and(|dict| absent.are_absent(dict))
@@ -144,8 +193,25 @@ impl Check {
                 is_of(class) && now.cast::<PyDict>().is_ok_and(|now| now.len() == *count)
             }
             Self::Set(class, members) => is_of(class) && members.are_in(now),
-            Self::Tensor(tensor) => tensor.fits(now),
+            Self::Tensor(tensor) | Self::Form(tensor) | Self::Input(tensor) => tensor.fits(now),
+            Self::Function(function) => function.parts.are_of(now),
+            Self::Weak(_, is_alive) => now
+                .cast::<PyWeakrefReference>()
+                .is_ok_and(|now| now.upgrade().is_some() == *is_alive),
+            Self::Class(_, absent) => {
+                let mut names = absent.0.iter();
+                let is_absent = |name: &Py<PyAny>| {
+                    let name = name.bind(now.py()).cast::<PyString>();
+                    name.is_ok_and(|name| of_class(now, name).is_none())
+                };
+                names.all(is_absent)
+            }
         }
+    }
+
+    /// Return whether it is a tensor's.
+    pub(super) fn is_of_tensor(&self) -> bool {
+        matches!(self, Self::Tensor(_) | Self::Form(_) | Self::Input(_))
     }
 
     /// Return the names that must not be in the dictionary that is there, or among the attributes.
@@ -161,7 +227,11 @@ impl Check {
     pub(super) fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
         match self {
             Self::PlainValue(plain) => plain.traverse(visit),
-            Self::Is(object) => visit.call(object),
+            Self::Is(object) | Self::Weak(object, _) | Self::Class(object, _) => visit.call(object),
+            Self::Function(function) => {
+                visit.call(&function.function)?;
+                function.parts.traverse(visit)
+            }
             Self::Missing => Ok(()),
             Self::Kind(class)
             | Self::Length(class, _)
@@ -171,7 +241,7 @@ impl Check {
                 visit.call(class)?;
                 visit.call(&members.of)
             }
-            Self::Tensor(tensor) => tensor.traverse(visit),
+            Self::Tensor(tensor) | Self::Form(tensor) | Self::Input(tensor) => tensor.traverse(visit),
         }
     }
 }
@@ -179,8 +249,11 @@ impl Check {
 impl Absent {
     fn new(names: &Bound<'_, PyAny>) -> PyResult<Self> {
         let names = names.cast::<PyFrozenSet>()?.iter().map(|name| {
-            let name = name.cast_into::<PyString>()?;
-            Ok(PyString::intern(name.py(), name.to_str()?).unbind())
+            let Ok(text) = name.cast::<PyString>() else {
+                return Ok(name.unbind());
+            };
+            let interned = PyString::intern(text.py(), text.to_str()?);
+            Ok(interned.into_any().unbind())
         });
         Ok(Self(names.collect::<PyResult<_>>()?))
     }
@@ -188,7 +261,18 @@ impl Absent {
     /// Return whether a dictionary has none of them.
     pub(super) fn are_absent(&self, dict: &Bound<'_, PyDict>) -> bool {
         let mut names = self.0.iter();
-        names.all(|name| raw::item_address(dict, name.bind(dict.py()).as_any()) == Some(0))
+        names.all(|name| raw::item_address(dict, name.bind(dict.py())) == Some(0))
+    }
+}
+
+impl Function {
+    fn new(function: Bound<'_, PyAny>) -> PyResult<Self> {
+        let parts = FunctionParts::of(&function);
+        let wrong = || argument("a function", "something else", "a function of Python's");
+        Ok(Self {
+            parts: parts.ok_or_else(wrong)?,
+            function: function.unbind(),
+        })
     }
 }
 

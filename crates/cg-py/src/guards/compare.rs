@@ -4,7 +4,9 @@ use pyo3::prelude::*;
 
 use super::Guards;
 use super::last_values::{LastValues, ObjectChange};
-use super::place::{Inside, Place, Untracked};
+use super::check::Check;
+use super::place::{Inside, Place, Places, TensorAt, Untracked};
+use crate::raw::function_changes;
 
 /// Result of comparing an object at a place with the last one there.
 enum Compared {
@@ -15,9 +17,15 @@ enum Compared {
 }
 
 impl Guards {
-    /// Return whether all places are as they must be, where `objects` are those of the call.
+    /// Return whether all places are as they must be, where `objects` are those of the call. If so, `each` gets the
+    /// tensors that a replay copies.
     #[inline]
-    pub(crate) fn fits<'py>(&self, py: Python<'py>, objects: &[Bound<'py, PyAny>]) -> bool {
+    pub(crate) fn fits<'py>(
+        &self,
+        py: Python<'py>,
+        objects: &[Bound<'py, PyAny>],
+        each: impl FnMut(Bound<'py, PyAny>),
+    ) -> bool {
         // A call that a call has led to, as by a key with a comparison of its own, does not know.
         let Some(mut state) = self.state.take(py) else {
             return false;
@@ -26,6 +34,13 @@ impl Guards {
             self.take_given(py, &mut state, objects);
         }
         state.tracker.compare_versions(py);
+        state.classes.compare(py, &self.marks);
+        let changes = function_changes();
+        if changes != state.functions {
+            state.functions = changes;
+            let functions = self.places.functions.iter();
+            functions.for_each(|place| self.marks.put(*place));
+        }
         let quick = if self.is_tracked && !self.marks.are_there() {
             self.look_at_untracked(py, &mut state, objects)
         } else {
@@ -36,6 +51,13 @@ impl Guards {
             None if self.is_tracked => self.look_at_marked(py, &mut state, objects),
             None => self.look_at_all(py, &mut state, objects),
         };
+        let fits = fits && self.are_shared_alike(py, &mut state);
+        if fits {
+            state.classes.renew(py);
+            let inputs = self.places.inputs.iter();
+            let values = inputs.filter_map(|place| state.places[*place].value.as_ref());
+            values.map(|value| value.bind(py).clone()).for_each(each);
+        }
         state.has_fitted = fits;
         self.let_go(py, &mut state);
         let dropped = std::mem::take(&mut state.dropped);
@@ -60,8 +82,24 @@ impl Guards {
         }
     }
 
-    /// Forget what objects have in them that are not held.
+    /// Return whether the same tensor is at several places just where it was so, as far as that may have changed.
+    #[inline]
+    fn are_shared_alike(&self, py: Python<'_>, state: &mut LastValues) -> bool {
+        if !std::mem::take(&mut state.has_new_tensor) {
+            return true;
+        }
+        let value = |place: usize| state.places[place].value.as_ref();
+        let found_at = |place| value(place).map(|value| value.bind(py));
+        let are_alike = self.places.shared_otherwise(found_at).next().is_none();
+        state.has_new_tensor = !are_alike;
+        are_alike
+    }
+
+    /// Forget what objects have in them that are not held, and tensors that are others in each call.
     fn let_go(&self, py: Python<'_>, state: &mut LastValues) {
+        for place in &self.places.inputs {
+            state.forget(py, *place);
+        }
         for (i, inside) in self.places.given.iter().enumerate() {
             if !state.given[i].is_held {
                 for place in &inside.all {
@@ -222,8 +260,13 @@ impl Guards {
             let inside = inside.map(|inside| inside.bind(py));
             let value = place.step.find(py, inside, objects);
             if !place.check.fits(value.as_ref()) {
+                // Nothing keeps a tensor that somebody has exchanged.
+                if place.check.is_of_tensor() {
+                    now.forget(py, i, tracker, dropped);
+                }
                 return Compared::Other;
             }
+            state.has_new_tensor |= place.check.is_of_tensor();
             now.forget(py, i, tracker, dropped);
             now.value = value.map(Bound::unbind);
             if is_held {
@@ -270,5 +313,27 @@ impl Place {
     /// Return whether what is found here is kept.
     fn is_held(&self, state: &LastValues) -> bool {
         self.given.is_none_or(|given| state.given[given].is_held)
+    }
+}
+
+impl Places {
+    /// Return the places of tensors of which only the layout counts, where another one of these places has the very
+    /// same tensor and had another one, or the other way round.
+    pub(super) fn shared_otherwise<'a, 'py: 'a>(
+        &self,
+        found_at: impl Fn(usize) -> Option<&'a Bound<'py, PyAny>>,
+    ) -> impl Iterator<Item = usize> {
+        let is_same = move |one: usize, other: usize| match (found_at(one), found_at(other)) {
+            (Some(one), Some(other)) => one.is(other),
+            _ => false,
+        };
+        let is_free = |one: &&TensorAt| !matches!(self.all[one.place].check, Check::Tensor(_));
+        let free = self.tensors.iter().filter(is_free);
+        free.filter(move |one| {
+            let mut tensors = self.tensors.iter();
+            let first = tensors.find(|other| is_same(one.place, other.place));
+            first.is_none_or(|first| first.place != one.first)
+        })
+        .map(|one| one.place)
     }
 }

@@ -1,4 +1,4 @@
-//! `GuardedTensor`: the place and the layout that a tensor had.
+//! `GuardedTensor`: the layout that a tensor had, and where it lay.
 
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -13,6 +13,8 @@ pub(super) struct GuardedTensor {
     class: Py<PyType>,
     reader: Py<TensorReader>,
     requires_grad: bool,
+    /// True if it also has to lie where it lay.
+    is_placed: bool,
     /// Enough in most calls: compared by fields.
     words: Option<(KnownClass, LayoutWords)>,
     /// Used where the words cannot tell.
@@ -45,8 +47,12 @@ impl Layout {
 }
 
 impl GuardedTensor {
-    /// Read what a tensor is now.
-    pub(super) fn new(tensor: &Bound<'_, PyAny>, reader: &Py<TensorReader>) -> PyResult<Self> {
+    /// Read what a tensor is now; with `is_placed` others have to lie there, too.
+    pub(super) fn new(
+        tensor: &Bound<'_, PyAny>,
+        reader: &Py<TensorReader>,
+        is_placed: bool,
+    ) -> PyResult<Self> {
         let (py, of_reader) = (tensor.py(), reader.get());
         by_torch(py, || {
             let read = |view: &View<'_>| (Layout::of(view), view.element_bytes);
@@ -64,8 +70,9 @@ impl GuardedTensor {
                 class: tensor.get_type().unbind(),
                 reader: reader.clone_ref(py),
                 requires_grad: of_reader.requires_grad(tensor)?,
+                is_placed,
                 words,
-                place: fast.map(place),
+                place: fast.filter(|_| is_placed).map(place),
                 layout,
             };
             if new.fits_by_fields(tensor) != Some(true) {
@@ -75,8 +82,8 @@ impl GuardedTensor {
         })
     }
 
-    /// Return whether a value is a tensor of the same class that lies there, is laid out so, and requires a
-    /// gradient or not, as it did. It may be another object.
+    /// Return whether a value is a tensor of the same class that is laid out so, requires a gradient or not, as it
+    /// did, and lies there if it has to. It may be another object.
     #[inline]
     pub(super) fn fits(&self, value: &Bound<'_, PyAny>) -> bool {
         if let Some(fits) = self.fits_by_fields(value) {
@@ -103,7 +110,8 @@ impl GuardedTensor {
         let fields = self.reader.get().fast()?.field_reader()?;
         match fields.see(class.member(value)?, words) {
             Comparison::At(address, Some(flag)) => {
-                Some(address == self.layout.address && flag == self.requires_grad)
+                let is_there = !self.is_placed || address == self.layout.address;
+                Some(is_there && flag == self.requires_grad)
             }
             Comparison::Other => Some(false),
             Comparison::At(_, None) | Comparison::Unknown => None,
@@ -114,8 +122,14 @@ impl GuardedTensor {
     fn fits_as_read(&self, value: &Bound<'_, PyAny>) -> bool {
         let reader = self.reader.get();
         let fits = by_torch(value.py(), || {
-            let is_there = reader.with(value, |view| Layout::of(view) == self.layout)?;
-            Ok(is_there && reader.requires_grad(value)? == self.requires_grad)
+            let is_like = reader.with(value, |view| {
+                let mut now = Layout::of(view);
+                if !self.is_placed {
+                    now.address = self.layout.address;
+                }
+                now == self.layout
+            })?;
+            Ok(is_like && reader.requires_grad(value)? == self.requires_grad)
         });
         fits.unwrap_or(false)
     }

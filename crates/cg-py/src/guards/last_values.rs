@@ -6,14 +6,20 @@ use pyo3::{PyTraverseError, PyVisit};
 
 use super::change_tracker::{ChangeTracker, Tracking};
 use super::check::Check;
+use super::class_versions::ClassVersions;
 use super::object_access::attributes_of;
-use super::place::Looks;
-use crate::raw;
+use super::place::{Looks, Places};
+use crate::raw::{self, function_changes};
 
 /// The objects found at the places, which all fitted, and at those of arguments as long as these are held.
 pub(super) struct LastValues {
     pub(super) places: Vec<LastValue>,
     pub(super) tracker: ChangeTracker,
+    pub(super) classes: ClassVersions,
+    /// Number of changes to functions at the last look.
+    pub(super) functions: u64,
+    /// True if another tensor has come to a place.
+    pub(super) has_new_tensor: bool,
     /// In the order of the objects of `Guards`.
     pub(super) given: Vec<ArgumentObject>,
     /// True if the last look came to its end, so that what is known of absent names is of then.
@@ -50,11 +56,26 @@ pub(super) struct ArgumentObject {
 }
 
 impl LastValues {
-    pub(super) fn new(tracker: ChangeTracker, places: usize, given: usize) -> Self {
+    pub(super) fn new(py: Python<'_>, tracker: ChangeTracker, places: &Places) -> Self {
+        let mut classes = ClassVersions::default();
+        for (i, place) in places.all.iter().enumerate() {
+            let looks_into = matches!(place.check, Check::Class(..))
+                || place.places.iter().any(|one| places.all[*one].is_of_class);
+            if let Some(class) = place.step.class_root(py).filter(|_| looks_into) {
+                classes.add(class.clone(), i);
+            }
+        }
         Self {
             tracker,
-            places: (0..places).map(|_| LastValue::default()).collect(),
-            given: (0..given).map(|_| ArgumentObject::default()).collect(),
+            classes,
+            functions: function_changes(),
+            has_new_tensor: false,
+            places: places.all.iter().map(|_| LastValue::default()).collect(),
+            given: places
+                .given
+                .iter()
+                .map(|_| ArgumentObject::default())
+                .collect(),
             has_fitted: false,
             dropped: Vec::new(),
             untracked: Vec::new(),
@@ -69,6 +90,7 @@ impl LastValues {
 
     pub(super) fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
         self.tracker.traverse(visit)?;
+        self.classes.traverse(visit)?;
         for last in &self.places {
             visit.call(&last.value)?;
             visit.call(&last.attributes)?;

@@ -3,7 +3,9 @@
 mod change_source;
 mod change_tracker;
 mod check;
+mod class_versions;
 mod compare;
+mod function_parts;
 mod guarded_tensor;
 mod key;
 mod last_values;
@@ -69,7 +71,7 @@ impl Guards {
         let marks = Arc::new(Marks::new(places.all.len()));
         let tracker = ChangeTracker::new(py, &marks);
         let is_tracked = tracker.is_there();
-        let state = LastValues::new(tracker, places.all.len(), places.given.len());
+        let state = LastValues::new(py, tracker, &places);
         Ok(Self {
             is_tracked,
             marks,
@@ -82,7 +84,7 @@ impl Guards {
     #[pyo3(name = "fits", signature = (objects=Vec::new()))]
     #[expect(clippy::needless_pass_by_value, reason = "a sequence of Python's")]
     fn fits_in_python(&self, py: Python<'_>, objects: Vec<Bound<'_, PyAny>>) -> bool {
-        self.fits(py, &objects)
+        self.fits(py, &objects, |_| {})
     }
 
     /// Return the first place that differs; with `all` each one whose parents do not.
@@ -114,6 +116,13 @@ impl Guards {
             }
             differ.push(differs || does_parent_differ);
             found.push(now);
+        }
+        if changed.is_empty() {
+            let found_at = |place: usize| found[place].as_ref();
+            changed.extend(self.places.shared_otherwise(found_at).map(|place| {
+                let now = found[place].clone();
+                (place, now, true)
+            }));
         }
         changed
     }

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyTuple, PyType};
+use pyo3::types::{PyDict, PyString, PyTuple, PyType};
 
 use super::check::Check;
+use super::class_versions::ClassVersions;
 use super::key::Key;
 use super::step::Step;
 use super::watched_dicts::WatchedKeys;
@@ -18,6 +19,8 @@ pub(super) struct Place {
     pub(super) parent: Option<usize>,
     pub(super) step: Step,
     pub(super) check: Check,
+    /// True if it is an attribute of a class that is a root, whose versions tell when another object comes here.
+    pub(super) is_of_class: bool,
     /// True if nobody tells when another object comes here.
     pub(super) moves: bool,
     /// True if nobody tells when that, or what is in it, changes.
@@ -45,6 +48,17 @@ pub(super) struct Places {
     /// Those of them that are not in an object of the caller's.
     pub(super) untracked: Box<[Untracked]>,
     pub(super) given: Box<[Inside]>,
+    pub(super) tensors: Box<[TensorAt]>,
+    /// Those that a replay copies.
+    pub(super) inputs: Box<[usize]>,
+    pub(super) functions: Box<[usize]>,
+}
+
+/// A place with a tensor.
+pub(super) struct TensorAt {
+    pub(super) place: usize,
+    /// The first of these places with the very same tensor; itself, if there is none before.
+    pub(super) first: usize,
 }
 
 /// The places in an object of the caller's.
@@ -84,12 +98,19 @@ impl Places {
         let mut looked: Vec<Looked> = (0..from.len()).map(|_| Looked::default()).collect();
         let mut untracked = Vec::new();
         let mut given: Vec<Inside> = Vec::new();
-        for (i, (parent, step, check)) in from.iter().enumerate() {
+        let mut tensors: Vec<(usize, Bound<'_, PyAny>)> = Vec::new();
+        for (i, (parent, step, checked)) in from.iter().enumerate() {
             let step = Step::parse(step)?;
-            let check = Check::parse(check, reader)?;
+            let check = Check::parse(checked, reader)?;
+            if check.is_of_tensor() {
+                tensors.push((i, checked.get_item(1)?));
+            }
             let parent = parent_of(*parent, i, &step)?;
             let container = parent.and_then(|parent| classes[parent].as_ref());
-            let moves = step.is_untracked(container);
+            let is_of_class = matches!(step, Step::Class(_))
+                && parent.is_some_and(|parent| all[parent].step.class_root(py).is_some());
+            let is_of_class = is_of_class && ClassVersions::are_known(py);
+            let moves = !is_of_class && step.is_untracked(container);
             let mut inside = parent.and_then(|parent| all[parent].given);
             if let Step::Object(number) = step {
                 inside = Some(given.len());
@@ -122,6 +143,7 @@ impl Places {
                 parent,
                 step,
                 check,
+                is_of_class,
                 moves,
                 is_untracked,
                 given: inside,
@@ -132,7 +154,24 @@ impl Places {
         for (place, looked) in all.iter_mut().zip(looked) {
             place.looks = looked.finish();
         }
+        let first_of = |tensor: &Bound<'_, PyAny>| {
+            let mut same = tensors.iter().filter(|(_, one)| one.is(tensor));
+            same.next().map_or(0, |(first, _)| *first)
+        };
+        let at = |(place, tensor): &(usize, Bound<'_, PyAny>)| TensorAt {
+            place: *place,
+            first: first_of(tensor),
+        };
+        let of_kind = |is: fn(&Check) -> bool| {
+            let all = all.iter().enumerate();
+            all.filter(|(_, place)| is(&place.check))
+                .map(|(i, _)| i)
+                .collect()
+        };
         Ok(Self {
+            tensors: tensors.iter().map(at).collect(),
+            inputs: of_kind(|check| matches!(check, Check::Input(_))),
+            functions: of_kind(|check| matches!(check, Check::Function(_))),
             are_untracked: all.iter().map(|place| place.is_untracked).collect(),
             all: all.into(),
             untracked: untracked.into(),
@@ -166,7 +205,10 @@ impl Looked {
         };
         let to = to.get_or_insert_default();
         for name in check.absent().into_iter().flat_map(|absent| &absent.0) {
-            to.push(name.bind(py).hash()?);
+            // Of a key that is no string Python tells only that something has changed.
+            if name.bind(py).is_exact_instance_of::<PyString>() {
+                to.push(name.bind(py).hash()?);
+            }
         }
         Ok(())
     }

@@ -29,11 +29,13 @@ pub(super) enum Step {
     Cell,
     /// The gradient of a leaf.
     Gradient,
+    /// The value of a context variable for this thread.
+    Context,
 }
 
 impl Step {
     /// Read `("root", object)`, `("object", k)`, `("attr", name)`, `("class", name)`, `("slot",
-    /// descriptor)`, `("item", key)`, `("cell",)` or `("grad",)`.
+    /// descriptor)`, `("item", key)`, `("cell",)`, `("grad",)` or `("context",)`.
     pub(super) fn parse(from: &Bound<'_, PyTuple>) -> PyResult<Self> {
         let kind: String = from.get_item(0)?.extract()?;
         let value = from.get_item(1);
@@ -58,8 +60,9 @@ impl Step {
             "item" => Self::Item(Key::new(&value?)),
             "cell" => Self::Cell,
             "grad" => Self::Gradient,
+            "context" => Self::Context,
             _ => {
-                let expected = "root, object, attr, class, slot, item, cell or grad";
+                let expected = "root, object, attr, class, slot, item, cell, grad or context";
                 return Err(argument("the step to a place", &kind, expected));
             }
         })
@@ -69,7 +72,8 @@ impl Step {
     pub(super) fn is_untracked(&self, container: Option<&Bound<'_, PyType>>) -> bool {
         match self {
             Self::Root(_) | Self::Object(_) | Self::Attribute(_) => false,
-            Self::Class(_) | Self::Slot(_) | Self::Cell | Self::Gradient => true,
+            // Of a class that is a root its versions tell: see `Places::parse`.
+            Self::Class(_) | Self::Slot(_) | Self::Cell | Self::Gradient | Self::Context => true,
             Self::Item(_) => !container.is_some_and(|class| {
                 class.is_subclass_of::<PyDict>().unwrap_or(false)
                     || class.is_subclass_of::<PyTuple>().unwrap_or(false)
@@ -124,6 +128,15 @@ impl Step {
             Self::Item(key) => key.item_of(container?),
             Self::Cell => content_of(container?),
             Self::Gradient => container?.getattr(intern!(py, "grad")).ok(),
+            Self::Context => container?.call_method0(intern!(py, "get")).ok(),
+        }
+    }
+
+    /// Return the class that it starts at, if it does.
+    pub(super) fn class_root<'py>(&self, py: Python<'py>) -> Option<&Bound<'py, PyType>> {
+        match self {
+            Self::Root(object) => object.bind(py).cast().ok(),
+            _ => None,
         }
     }
 
@@ -148,7 +161,7 @@ impl Step {
         match self {
             Self::Root(object) | Self::Slot(object) => visit.call(object),
             Self::Attribute(key) | Self::Item(key) => key.traverse(visit),
-            Self::Object(_) | Self::Class(_) | Self::Cell | Self::Gradient => Ok(()),
+            Self::Object(_) | Self::Class(_) | Self::Cell | Self::Gradient | Self::Context => Ok(()),
         }
     }
 }

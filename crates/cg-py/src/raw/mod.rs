@@ -5,12 +5,14 @@
 )]
 
 mod attached;
+mod class_tags;
 mod dict_versions;
 mod dict_watchers;
 mod dlpack;
 mod fast_reader;
 mod field_reader;
 mod fields;
+mod function_watcher;
 mod lasting_streams;
 mod lent_memory;
 mod lookup;
@@ -34,12 +36,14 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyString, PyTuple, PyType};
 
 pub(crate) use attached::{Attached, count};
+pub(crate) use class_tags::ClassTags;
 pub(crate) use dict_versions::DictVersions;
 pub(crate) use dict_watchers::{Change, DictWatchers};
 pub(crate) use dlpack::{CurrentWorkStream, DlpackReader};
 pub(crate) use fast_reader::{Comparison, FastReader, TensorPlace};
 pub(crate) use field_reader::{FieldReader, KnownClass};
 pub(crate) use fields::LayoutWords;
+pub(crate) use function_watcher::{FunctionReader, function_changes, watch_functions};
 pub(crate) use lasting_streams::{is_lasting, note_lasting};
 pub(crate) use lent_memory::{Elements, lend};
 pub(crate) use lookup::{ClassReader, entry_at, item_address, position_of, slot, value_at};
