@@ -810,6 +810,8 @@ class Entry:
         guards: Guards | None = None,
         written: Sequence[tuple[int, int]] = ...,
         is_open: Callable[[], bool] | None = None,
+        placed: Sequence[Signature] = ...,
+        assigns: Callable[..., Any] | None = None,
     ) -> Self:
         """Create an entry.
 
@@ -820,6 +822,10 @@ class Entry:
         ``make`` takes the tensor that the caller gave at that place, and returns a view of it.
         ``build`` is ``"single"``, ``"tuple"`` or takes a list of leaves. ``warn`` is called once,
         before the replay that overwrites a live static result of the last call but one.
+
+        ``placed`` are the signatures of tensors at guarded places, which are copied behind those of
+        the arguments. ``assigns`` takes what a replay returns and the arguments, and returns the
+        result.
         """
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[Any]) -> Any:
         """Serve a call whose tensors were found, whatever their layout."""
@@ -840,13 +846,16 @@ class Guards:
     A place is ``(parent, step, check)``. Parents come first; that of a root is -1. A step is
     ``("root", object)``, ``("object", k)`` for one that the caller of ``fits`` gives, ``("attr",
     name)`` of the object's own dictionary, ``("class", name)`` of its class without descriptors,
-    ``("slot", member_descriptor)``, ``("item", key)``, ``("cell",)`` or ``("grad",)`` of a leaf.
+    ``("slot", member_descriptor)``, ``("item", key)``, ``("cell",)``, ``("grad",)`` of a leaf or
+    ``("context",)`` of a context variable.
 
     A check is ``("plain", value)``, ``("is", object)``, ``("missing",)``, ``("kind", class)``,
     ``("list", class, length)``, ``("dict", class, length or None, absent)``, ``("object", class,
-    absent)``, ``("set", class, members)`` or ``("tensor", tensor)``: what lies where the tensor
-    lies now, is laid out so, and requires a gradient or not, as it does. Names in the frozen sets
-    ``absent`` must not be there.
+    absent)``, ``("set", class, members)``, ``("function", function)`` with its code and defaults,
+    ``("weak", reference)`` to an object that lives or does not, ``("class", class, absent)`` or
+    ``("tensor", tensor)``: what lies where the tensor lies now, is laid out so, and requires a
+    gradient or not, as it does. With ``("form", tensor)`` and ``("input", tensor)`` it may lie
+    anywhere. Names in the frozen sets ``absent`` must not be there.
 
     No user code runs in a comparison, and a place that cannot be looked up counts as missing. The
     contents of an object of the caller's are held only once the same object has come twice in a

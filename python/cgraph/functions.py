@@ -305,7 +305,7 @@ class GraphedFunction(Binding):
             with call.on_device():
                 answer = self._answers.answer(call, args, kwargs, self._is_frozen)
                 if isinstance(answer, _core.Entry):
-                    return answer.call(args, kwargs, self._answers.tensors_of(call))
+                    return answer.call(args, kwargs, self._answers.tensors)
         return answer()
 
     def __repr__(self) -> str:

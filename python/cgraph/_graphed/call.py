@@ -13,6 +13,7 @@ import torch
 from cgraph import _core, _torch
 from cgraph._graphed.argument_containers import Pattern, pattern_of, put_together, structure_of
 from cgraph._graphed.arguments import Arguments
+from cgraph._graphed.guards import Guards, Way
 from cgraph._python.values import (
     as_key,
     form_in_words,
@@ -154,9 +155,12 @@ class Call:
             dictionaries, and it has nothing that only Python can compare or read.
         is_in_order: True if the function sees the order of its keyword arguments.
         also: A plain value that belongs to the key besides the arguments.
+        places: The names of the positional arguments.
+        placed: The ways to tensors at guarded places that are copied as well, after the others.
     """
 
     also: Any = None
+    placed: Sequence[Way] = ()
 
     def __init__(self, arguments: Arguments, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.mode = Mode.now()
@@ -167,9 +171,10 @@ class Call:
         self._is_by_name = False
         # The dataclasses that were taken apart: one that is found twice would become two copies.
         self._records: set[int] = set()
+        self.places = [arguments.name(place) for place in range(len(args))]
         self._args = [
-            self._taken(value, name := arguments.name(place), arguments.is_static(name))
-            for place, value in enumerate(args)
+            self._taken(value, name, arguments.is_static(name))
+            for name, value in zip(self.places, args, strict=True)
         ]
         self._is_by_name = True
         self.is_in_order = arguments.are_in_order(kwargs)
@@ -181,12 +186,20 @@ class Call:
     @property
     def tensors(self) -> list[torch.Tensor]:
         """The tensors that are copied."""
-        return [leaf.value for leaf in self.leaves if leaf.kind == "tensor"]
+        given = [leaf.value for leaf in self.leaves if leaf.kind == "tensor"]
+        return [*given, *(one.value for one in self.placed)]
 
     @property
     def names(self) -> list[str]:
         """The names of the tensors that are copied."""
-        return [leaf.name for leaf in self.leaves if leaf.kind == "tensor"]
+        given = [leaf.name for leaf in self.leaves if leaf.kind == "tensor"]
+        return [*given, *(one.name for one in self.placed)]
+
+    @property
+    def origins(self) -> list[str]:
+        """The names of the tensors that are copied, as they differ from those of other tensors."""
+        given = [f"argument {leaf.name}" for leaf in self.leaves if leaf.kind == "tensor"]
+        return [*given, *(one.name for one in self.placed)]
 
     @property
     def statics(self) -> list[ArgumentLeaf]:
@@ -254,10 +267,21 @@ class Call:
     def replaced(self, tensors: Sequence[torch.Tensor]) -> Call:
         """Return the same call with other tensors in place of those that are copied."""
         others = iter(tensors)
-        return self._with(
+        new = self._with(
             replace(leaf, value=next(others)) if leaf.kind == "tensor" else leaf
             for leaf in self.leaves
         )
+        new.placed = [one._replace(value=next(others)) for one in self.placed]
+        return new
+
+    def with_placed(self, guards: Guards) -> Call:
+        """Return the same call with the tensors at guarded places that its graph copies."""
+        placed = guards.inputs(self.objects)
+        if not placed and not self.placed:
+            return self
+        new = self._with(self.leaves)
+        new.placed = placed
+        return new
 
     def with_statics(self, places: Collection[int]) -> Call:
         """Return the same call, in which the leaves at these places are read where they lie."""

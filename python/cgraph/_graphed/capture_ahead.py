@@ -89,13 +89,13 @@ def _observe(answers: Answers, key: Key, call: Call) -> None:
     rollback = Rollback(is_capturing=driver.is_capturing)
     args, kwargs = call.arguments(call.tensors)
     before = Guards(
-        named_by(answers.function, call.named_objects, call.named_modules, callees=True)
+        named_by(answers.reads.function, call.named_objects, call.named_modules, callees=True)
     )
     # Snapshots are copied on another stream than the one that may still write.
     driver.synchronize()
     try:
         with rollback, busy():
-            _, key.shown = observe(answers.function, call, args, kwargs, answers.options)
+            _, key.shown = observe(answers.reads, call, args, kwargs)
     finally:
         rollback.undo()
     if (made := key.shown.made) is not None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from cgraph import _driver
 from cgraph._graphed.call import Call
-from cgraph._graphed.observation import Observation
+from cgraph._graphed.observation import Observation, Reads
 from cgraph._graphed.options import Options
 from cgraph._graphed.static_memory import PoolUse
 
@@ -22,7 +22,8 @@ class CapturePlan:
     Attributes:
         function: The function to capture.
         name: Its name in errors.
-        options: The function's options.
+        reads: What it reads of Python.
+        options: Its options.
         driver: The driver in force.
         pool: The pool of the capture.
         use: The use of the pool of captures without gradients.
@@ -34,6 +35,7 @@ class CapturePlan:
 
     function: Callable[..., Any]
     name: str
+    reads: Reads
     options: Options
     driver: _driver.Driver
     pool: Any

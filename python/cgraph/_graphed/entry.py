@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from cgraph import _core, _torch
@@ -28,6 +28,7 @@ def entry_of_graph(
     *,
     is_fresh: bool,
     warn: Callable[[], None],
+    objects_of: Callable[[tuple[Any, ...], dict[str, Any]], Sequence[Any]],
 ) -> _core.Entry:
     """Build the entry of a captured key.
 
@@ -39,14 +40,22 @@ def entry_of_graph(
         use: The use of the pool that the function's calls share.
         is_fresh: True if results get memory of their own.
         warn: Warns that a static result is still held.
+        objects_of: Returns the objects among the arguments of a call.
     """
     work: Any = recorded.graph
     if recorded.debugged is not None:
         work = recorded.debugged
     elif recorded.leaves_more or use.last_stream is None:
         work = Fed(recorded)
+    signatures = [_torch.signature(static) for static in recorded.statics]
+    count = len(signatures) - len(call.placed)
+    assigns = None
+    if recorded.targets:
+        assigns = functools.partial(_assign, recorded, objects_of)
     return _core.Entry(
-        *call.patterns([_torch.signature(static) for static in recorded.statics]),
+        *call.patterns(signatures[:count]),
+        placed=signatures[count:],
+        assigns=assigns,
         is_in_order=call.is_in_order,
         modes=call.mode,
         guards=guards.native,
@@ -93,14 +102,14 @@ def returned(
     recorded: Recorded, result: Result, *, is_fresh: bool, warn: Callable[[], None]
 ) -> tuple[list[tuple[Any, ...]], Any, Callable[[], None]]:
     """Describe what a native entry returns: leaves, how to build the result, and ``warn``."""
-    fresh = result.fresh if is_fresh and recorded.debugged is None else []
+    fresh = [] if recorded.debugged else result.fresh("fresh" if is_fresh else "static")
     copies = recorded.copies
     maker = copies.cut(fresh) if fresh and copies is not None else None
     numbers = {id(one): number for number, one in enumerate(fresh)}
     leaves: list[tuple[Any, ...]] = [
         ("fresh", numbers[id(leaf)], maker)
         if maker is not None and id(leaf) in numbers
-        else _leaf(result, number, is_fresh)
+        else _leaf(result, number, is_fresh or number >= len(result.leaves) - result.lasting)
         for number, leaf in enumerate(result.leaves)
     ]
     build: Any = functools.partial(_build, recorded.spec)
@@ -120,6 +129,19 @@ def _leaf(result: Result, number: int, is_fresh: bool) -> tuple[Any, ...]:
     if kind == "input" or is_fresh or leaf.numel() == 0 or leaf.is_conj() or leaf.is_neg():
         return "copied", leaf
     return "static", leaf.detach(), _torch.signature(leaf)
+
+
+def _assign(
+    recorded: Recorded,
+    objects_of: Callable[[tuple[Any, ...], dict[str, Any]], Sequence[Any]],
+    returned: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any] | None,
+) -> Any:
+    by_name = kwargs or {}
+    is_of_objects = any(one.root[0] == "object" for one in recorded.targets)
+    objects = objects_of(args, by_name) if is_of_objects else ()
+    return recorded.assign(returned, objects, args, by_name)
 
 
 def _build(spec: Any, leaves: list[Any]) -> Any:

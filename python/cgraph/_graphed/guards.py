@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import copy
+import types
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -12,7 +14,7 @@ from cgraph._python.places import NOTHING, Place, Places, found_at
 from cgraph._python.values import form_in_words, is_plain
 from cgraph._text import shown
 
-__all__ = ["Change", "Guards"]
+__all__ = ["Change", "Guards", "Way", "way_of"]
 
 
 class Change(NamedTuple):
@@ -37,6 +39,11 @@ class Change(NamedTuple):
         return f"{self.name} {self.verb}"
 
     @property
+    def is_of_sharing(self) -> bool:
+        """True if the same tensor is elsewhere as well, and was not, or the other way round."""
+        return isinstance(self.now, str) and self.before == self.now
+
+    @property
     def value_in_words(self) -> str:
         """The place and its present value, as text."""
         if self.is_gradient:
@@ -57,6 +64,34 @@ class Change(NamedTuple):
         return "has other items or attributes"
 
 
+class Way(NamedTuple):
+    """The way to a place in a call.
+
+    Attributes:
+        name: The name of the place.
+        root: The step that it begins with.
+        path: The other steps.
+        holder: What holds the value; None for a root.
+        value: The value now; ``NOTHING`` if there is none.
+    """
+
+    name: str
+    root: tuple[Any, ...]
+    path: tuple[tuple[Any, ...], ...]
+    holder: Any
+    value: Any
+
+
+def way_of(root: tuple[Any, ...], path: tuple[tuple[Any, ...], ...]) -> Hashable:
+    """Return an identity of the way that begins with a root and has these steps."""
+    kind, *rest = root
+    return kind, id(rest[0]) if kind == "root" else tuple(rest), path
+
+
+_HOLDING = ("object", "dict", "list", "set", "class")
+_ROOTS = (types.CellType, types.FunctionType, types.ModuleType)
+
+
 class Guards:
     """The places that one key guards.
 
@@ -69,28 +104,40 @@ class Guards:
         unread: Places of tensors that no operator took.
         taken_names: The names of the places of tensors that operators took.
         taken: The addresses of the storages of tensors that operators took.
-        requiring: For each tensor that operators took, True if it requires a gradient.
+        requiring: For the place of each tensor that operators took, true if it requires a gradient.
     """
 
     def __init__(self, places: Places) -> None:
-        found = places.found
-        self._places: Sequence[Place] = found
-        specs = [(one.parent, one.step, one.check) for one in found]
-        self.native = _core.Guards(specs, _torch.tensor_reader())
-        self.names = {one.name for one in found}
         self.unread = places.tensors
-        self.taken_names = {one.name for one in found if one.check[0] == "tensor"}
-        self.taken = {
-            memory.data_ptr()
-            for one in found
-            if one.check[0] == "tensor" and (memory := _torch.memory_of(one.check[1])) is not None
-        }
-        self.requiring = [one.value.requires_grad for one in found if one.check[0] == "tensor"]
         self.modules = places.modules
         self.leaves = places.leaves
         self.addresses = places.addresses
         self.stopped = places.stopped
         self.refused = places.refused
+        self._take(places.found)
+
+    def _take(self, found: Sequence[Place]) -> None:
+        self._places = found
+        self.native = _core.Guards(
+            [(one.parent, one.step, one.check) for one in found], _torch.tensor_reader()
+        )
+        self.names = {one.name for one in found}
+        taken = [(one.name, one.value) for one in found if one.check[0] == "tensor"]
+        self.taken_names = {name for name, _ in taken}
+        memories = _torch.memories_of(tensor for _, tensor in taken)
+        self.taken = {memory.data_ptr() for memory in memories}
+        self.requiring = {name: tensor.requires_grad for name, tensor in taken}
+
+    def without(self, ways: Collection[Hashable]) -> Guards:
+        """Return guards without the places at some ways, and without what is in these."""
+        new, kept = copy.copy(self), []
+        numbers: dict[int, int] = {-1: -1}
+        for number, (way, place) in enumerate(zip(self._ways(), self._places, strict=True)):
+            if place.parent in numbers and way_of(way.root, way.path) not in ways:
+                numbers[number] = len(kept)
+                kept.append(place._replace(parent=numbers[place.parent]))
+        new._take(kept)
+        return new
 
     @property
     def plain(self) -> list[tuple[str, Any]]:
@@ -115,18 +162,45 @@ class Guards:
         unread = ((name, found_at(holder, step)) for holder, step, name in self.unread)
         return [*found, *((name, one) for name, one in unread if isinstance(one, torch.Tensor))]
 
-    @property
-    def steps(self) -> Iterator[tuple[Any, tuple[Any, ...]]]:
-        """The holder of each value, and the step from it to the value."""
+    def holders(
+        self, objects: Sequence[Any] = ()
+    ) -> Iterator[tuple[tuple[Any, ...], tuple[tuple[Any, ...], ...], str, Any]]:
+        """Yield what has other places in it: where the way to it begins, its steps, its name, itself.
+
+        Args:
+            objects: The objects among the arguments of a call.
+        """
+        for place, way in zip(self._places, self._ways(objects), strict=True):
+            is_root = place.parent < 0 and isinstance(way.value, _ROOTS)
+            if place.check[0] in _HOLDING or is_root:
+                yield way.root, way.path, place.name, way.value
+
+    def copy(self, names: Collection[str]) -> bool:
+        """Return whether replays copy all tensors at places of these names."""
+        places = (one for one in self._places if one.check[0] in ("tensor", "form"))
+        return not any(one.name in names for one in places)
+
+    def inputs(self, objects: Sequence[Any] = ()) -> list[Way]:
+        """Return the ways to the tensors that replays copy, in their order."""
+        ways = zip(self._places, self._ways(objects), strict=True)
+        return [way for place, way in ways if place.check[0] == "input"]
+
+    def _ways(self, objects: Sequence[Any] = ()) -> Iterator[Way]:
+        """Iterate over the ways to all places."""
+        ways: list[Way] = []
         for place in self._places:
             if place.parent >= 0:
-                yield self._places[place.parent].value, place.step
-
-    @property
-    def containers(self) -> list[Any]:
-        """The lists, dictionaries and sets that are guarded, except those of modules."""
-        kinds = ("list", "dict", "set")
-        return [one.value for one in self._places if one.check[0] in kinds and one.is_changing]
+                before = ways[place.parent]
+                value = found_at(before.value, place.step)
+                path = *before.path, place.step
+                way = Way(place.name, before.root, path, before.value, value)
+            else:
+                is_given = place.step[0] == "object"
+                given = objects[place.step[1]] if is_given and objects else NOTHING
+                value = given if is_given else place.step[1]
+                way = Way(place.name, place.step, (), None, value)
+            ways.append(way)
+            yield way
 
     def fit(self, objects: Sequence[Any]) -> bool:
         """Return whether every guard still holds."""

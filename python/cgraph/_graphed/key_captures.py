@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from cgraph import _driver, _torch
@@ -12,7 +11,7 @@ from cgraph._graphed.cache import Keys
 from cgraph._graphed.call import Call
 from cgraph._graphed.capture_plan import CapturePlan
 from cgraph._graphed.key import Key
-from cgraph._graphed.observation import Observation
+from cgraph._graphed.observation import Observation, Reads
 from cgraph._graphed.options import Options
 from cgraph._graphed.pool_lock import locked_pool, wait_for_device
 from cgraph._graphed.record import BrokenError, Capture, record
@@ -29,7 +28,7 @@ class KeyCaptures:
     """Captures of the keys of one function.
 
     Args:
-        function: The function.
+        reads: The function, and what it reads of Python.
         name: Its name.
         options: Its options.
         keys: Its keys.
@@ -38,11 +37,9 @@ class KeyCaptures:
         memory: Its pools and static memory.
     """
 
-    def __init__(
-        self, function: Callable[..., Any], name: str, options: Options, keys: Keys
-    ) -> None:
+    def __init__(self, reads: Reads, name: str, options: Options, keys: Keys) -> None:
         self.memory = StaticMemory(options.pool)
-        self._function = function
+        self._reads = reads
         self._name = name
         self._options = options
         self._keys = keys
@@ -59,8 +56,9 @@ class KeyCaptures:
         use.users.add(self)
         assert key.shown is not None
         return CapturePlan(
-            self._function,
+            self._reads.function,
             self._name,
+            self._reads,
             self._options,
             driver,
             pool,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import weakref
 from collections.abc import Callable, Sequence
@@ -20,6 +21,7 @@ from cgraph._graphed.entry import entry_of_graph, entry_of_passes
 from cgraph._graphed.guards import Change
 from cgraph._graphed.key import Key, Reason
 from cgraph._graphed.key_captures import KeyCaptures
+from cgraph._graphed.observation import Reads
 from cgraph._graphed.observe import observe
 from cgraph._graphed.one_time_warnings import OneTimeWarnings
 from cgraph._graphed.options import Options
@@ -62,8 +64,10 @@ class Answers:
         debug: Lets a key be replayed for debugging; None if nothing is debugged.
 
     Attributes:
+        reads: What it reads of Python.
         captures: The captures of its keys.
         warnings: The warnings about calls.
+        tensors: Those of the last answered call that an entry takes.
     """
 
     def __init__(
@@ -78,11 +82,12 @@ class Answers:
         sizes: Callable[[Answers], PaddedSizes],
         debug: Callable[[Answers, Key, Call, Recorded | Trained], None] | None,
     ) -> None:
-        self.function = function
+        self.reads = Reads(function, options)
         self.name = name
         self.options = options
         self.keys = keys
-        self.captures = KeyCaptures(function, name, options, keys)
+        self.captures = KeyCaptures(self.reads, name, options, keys)
+        self.tensors: Sequence[torch.Tensor] = ()
         self.arguments = arguments
         self.lock = lock
         self.sizes = sizes(weakref.proxy(self))
@@ -96,7 +101,7 @@ class Answers:
         """Find the answer to a call."""
 
         def eager() -> Any:
-            return self.function(*args, **kwargs)
+            return self.reads.function(*args, **kwargs)
 
         driver = _driver.current()
         if not self.arguments.fit(args, kwargs):
@@ -133,15 +138,10 @@ class Answers:
                 return eager
         if key.recorded is not None:
             return self.replayed(key, call, args, kwargs, eager)
-        if changes and key.shown is not None:
-            key.shown = key.shown.now(self.function, call, self.options)
+        if key.shown is not None and (changes or not key.shown.guards.copy(self.reads.copied)):
+            key.shown = key.shown.now(self.reads, call)
         self.require_thawed(key, frozen)
         return self._anew(family, key, call, args, kwargs, eager)
-
-    def tensors_of(self, call: Call) -> list[torch.Tensor]:
-        """Return the tensors of a call that its graph takes as inputs."""
-        family, _ = self.keys.family(call)
-        return call.with_statics(family.static).tensors
 
     def replayed(
         self, key: Key, call: Call, args: Any, kwargs: Any, eager: Callable[[], Any]
@@ -155,6 +155,9 @@ class Answers:
         if free.recorded is None:
             return self._captured(free, call, args, kwargs, eager)
         recorded = free.recorded
+        assert free.shown is not None
+        call = call.with_placed(free.shown.guards)
+        self.tensors = call.tensors
         reason = reason_beside(call, recorded.mutated, recorded.writes, recorded.takes)
         if reason is not None:
             key.eager_calls += 1
@@ -176,7 +179,7 @@ class Answers:
         """Raise Python's error for arguments that the function cannot be called with."""
         args, kwargs = call.arguments(call.tensors)
         if not self.arguments.fit(args, kwargs):
-            inspect.signature(self.function).bind(*args, **kwargs)
+            inspect.signature(self.reads.function).bind(*args, **kwargs)
 
     def never(self, call: Call, eager: Callable[[], Any], text: str) -> Answer:
         """Let a call run eagerly, as all calls like it do, and count it in the report."""
@@ -228,6 +231,7 @@ class Answers:
                 use,
                 is_fresh=self.options.outputs == "fresh",
                 warn=self.warnings.of_held,
+                objects_of=functools.partial(_objects_of, self.arguments),
             )
         key.hold(recorded, entry)
         self.add(call, entry, recorded)
@@ -276,7 +280,7 @@ class Answers:
         """Run a call eagerly, for real, and note what it does."""
         with self.lock, busy():
             key.eager_calls += 1
-            result, shown = observe(self.function, call, args, kwargs, self.options)
+            result, shown = observe(self.reads, call, args, kwargs)
             key.shown = shown
             key.observed += 1
             family.note(call, shown.written, self.options)
@@ -302,6 +306,7 @@ class Answers:
         """Capture a call, and answer it with its result, as its work is done."""
         assert key.shown is not None
         before = key.shown
+        call = call.with_placed(before.guards)
         written = before.written | before.written_in_place
         beside = [place for place, name in enumerate(call.names) if name in written]
         if before.needs_grad and beside:
@@ -353,6 +358,7 @@ class Answers:
             # Now it owns no block.
             recorded.result.lend(self.captures.pool_use.lent)
             result = recorded.result.returned(call.tensors, is_fresh=False)
+        result = recorded.assign(result, call.objects, args, kwargs)
         return lambda: result
 
     def _trained(
@@ -424,7 +430,7 @@ class Answers:
         shown = key.shown
         self.keys.drop(key)
         if not is_eager and shown is not None:
-            key.shown = shown.now(self.function, call, self.options)
+            key.shown = shown.now(self.reads, call)
         return is_eager
 
     def require_thawed(self, key: Key, frozen: bool, changes: Sequence[Change] = ()) -> None:
@@ -446,7 +452,11 @@ class Answers:
     def _has_moved(self, key: Key, call: Call) -> bool:
         """Return whether the call reads tensors in place that the graph copies, or vice versa."""
         recorded = key.recorded
-        return recorded is not None and len(recorded.statics) != len(call.tensors)
+        return (
+            isinstance(recorded, Recorded | Trained)
+            and key.shown is not None
+            and len(recorded.statics) != len(call.with_placed(key.shown.guards).tensors)
+        )
 
     def _of_various(self, call: Call, name: str, eager: Callable[[], Any]) -> Answer:
         """Answer a call with one of too many values eagerly, unobserved."""
@@ -456,3 +466,9 @@ class Answers:
         self.warnings.of_eager(Key(str(call)), reason)
         self.keys.count_eager(call, reason)
         return eager
+
+
+def _objects_of(
+    arguments: Arguments, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Sequence[Any]:
+    return Call(arguments, args, kwargs).objects

@@ -2,25 +2,88 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections import deque
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import CodeType
 from typing import Any
 
 import torch
 
 from cgraph import _torch
+from cgraph._graphed.assignments import Assigned, Assignments, signature_of, unlike
 from cgraph._graphed.call import Call
-from cgraph._graphed.guards import Guards
+from cgraph._graphed.guards import Change, Guards
 from cgraph._graphed.options import Options
 from cgraph._graphed.reasons import refused_in_words
-from cgraph._graphed.restore import Restore
 from cgraph._operators.observer import Observer, Refusal
 from cgraph._operators.trace import Difference, Trace
-from cgraph._python.places import NOTHING, Places, found_at, names_in
+from cgraph._python.names import names_in, stored_in
+from cgraph._python.places import Places
+from cgraph._python.values import tensors_behind
 from cgraph._torch import tree_iter
 
-__all__ = ["Observation", "guards_of", "reads_gradients"]
+__all__ = ["Observation", "Reads", "reads_gradients"]
+
+Codes = dict[CodeType, dict[str, Any]]
+
+
+@dataclass
+class Reads:
+    """What a function reads of Python, as far as its calls have shown.
+
+    Attributes:
+        function: The function.
+        options: Its options.
+        codes: The code that has run, with the globals of each.
+        copied: The names of places whose tensors replays copy.
+    """
+
+    function: Callable[..., Any]
+    options: Options
+    codes: Codes = field(default_factory=dict)
+    copied: set[str] = field(default_factory=set)
+
+    def is_left(self, name: str) -> bool:
+        """Return whether replays do not assign to a place, as it is not guarded or is ignored."""
+        return name in self.options.unguarded or self.options.ignores(name)
+
+    def changes(self, guards: Guards, objects: Sequence[Any]) -> list[Change]:
+        """Return the changes of places, except those that replays need not make."""
+        found = guards.changes(objects)
+        return [one for one in found if not self.options.ignores(one.name)]
+
+    def copy(self, assigned: Sequence[Assigned], outside: Container[int]) -> str | None:
+        """Let replays copy tensors that a call has taken, and whose places it has assigned to.
+
+        Returns:
+            The name of the first of these places; None if there is none.
+        """
+        is_taken = taken_by(outside)
+        names = [
+            one.target.name
+            for one in assigned
+            if isinstance(one.before, torch.Tensor)
+            and not isinstance(one.before, torch.nn.Parameter)
+            and is_taken(one.before, one.target.name)
+        ]
+        self.copied.update(names)
+        return names[0] if names else None
+
+    def walk(
+        self, call: Call, codes: Codes, gradients: Mapping[int, torch.Tensor | None] | None
+    ) -> Places:
+        """Find the places that a call reads, with the present values.
+
+        Args:
+            call: The arguments.
+            codes: The code that ran.
+            gradients: The gradients at the beginning, of the leaves that matter; None for the
+                present gradients of all leaves.
+        """
+        names = names_in(codes) | self.options.guarded_names
+        walk = Places(names, codes, gradients, self.options.unguarded, self.copied)
+        return walk.walk(self.function, call.named_objects, call.named_modules)
 
 
 @dataclass
@@ -42,6 +105,8 @@ class Observation:
         writes: The ends of each piece of memory from outside that it wrote, in order.
         takes: The ends of all memory from outside that it worked on, in order.
         made: A place where it left a tensor that it made; None if there is none.
+        assigned: What it assigned, by name, in a form to compare with other calls; None if that is
+            not known.
         refused: The reason why no graph can change its arguments or return its result as it did.
         restore: Restores guarded places if calls of many sizes share the guards.
         is_of_size: True if the call had the rows of its key, so that a capture can be compared.
@@ -61,35 +126,38 @@ class Observation:
     writes: Sequence[tuple[int, int]] = ()
     takes: Sequence[tuple[int, int]] = ()
     made: str | None = None
+    assigned: Mapping[str, Any] | None = None
     refused: str | None = None
     is_of_size: bool = True
-    restore: Restore | None = None
+    restore: Assignments | None = None
 
     @classmethod
     def of(
         cls,
         observer: Observer,
-        function: Callable[..., Any],
+        reads: Reads,
         call: Call,
         inputs: Sequence[torch.Tensor],
         result: Any,
-        options: Options,
         *,
         has_breaks: bool,
         before: Observation | None = None,
+        begin: Places | None = None,
+        assigned: Sequence[Assigned] | None = None,
         gradients: Mapping[int, torch.Tensor | None] | None = None,
     ) -> Observation:
         """Build the observation of a call that has just ended.
 
         Args:
             observer: The observer of the call.
-            function: The function that was called.
+            reads: What the function reads.
             call: The arguments.
             inputs: The tensors that the function got in place of those that are copied.
             result: The result.
-            options: The function's options.
             has_breaks: True if there was an eager break.
             before: The observation of the previous call.
+            begin: The places of known code when the call began; None if none was known.
+            assigned: What it assigned; None if that is not known.
             gradients: The gradients of leaves when the call began, if they matter.
         """
         codes = dict(observer.codes.globals)
@@ -99,14 +167,26 @@ class Observation:
         if before is not None and not gradients and before.covers(observer, call):
             guards = before.guards
         else:
-            if gradients is None and (observer.is_backward or not reads_gradients(codes)):
-                # Only a capture knows which gradients a backward pass inside begins with.
-                gradients = {}
-            outside = observer.trace.outside
-            guards = guards_of(function, call, codes, taken_by(outside), options, gradients)
+            if begin is not None and not reads.codes.keys() >= codes.keys():
+                begin = assigned = None
+            if begin is None:
+                if gradients is None and (observer.is_backward or not reads_gradients(codes)):
+                    # Only a capture knows which gradients a backward pass inside begins with.
+                    gradients = {}
+                begin = reads.walk(call, codes, gradients)
+            guards = Guards(begin.settle(taken_by(observer.trace.outside)))
+        reads.codes |= codes
+        # A name that is only assigned to is not compared.
+        stored = stored_in(codes) if assigned else ()
+        only = {one.target.way for one in assigned or () if one.target.key in stored}
+        guards = guards.without(only) if only else guards
         memories = ((one.name, _torch.memory_of(one.value)) for one in call.statics)
         statics = {one.data_ptr(): f"argument {name}" for name, one in memories if one is not None}
-        observer.trace.inputs = call.names
+        observer.trace.inputs = call.origins
+        found = [
+            *guards.named_tensors,
+            *((one.target.name, part) for one in assigned or () for part in tensors_in(one.value)),
+        ]
         observer.trace.name_outside({**statics, **guards.addresses})
         pairs = [*zip(call.names, inputs, strict=True)]
         written = {name for name, one in pairs if observer.has_written(one)}
@@ -129,22 +209,21 @@ class Observation:
             frozenset(one.name for one in call.statics if observer.writes(one.value)),
             observer.writes_outside(),
             observer.taken_outside(),
-            next((name for name, one in guards.named_tensors if observer.made(one)), None),
+            next((name for name, one in found if observer.made(one)), None),
+            None if assigned is None else {one.target.name: signature_of(one.value) for one in assigned},
             beside and f"{beside[0]} shares memory with {beside[1]}, and one of them is written",
         )
 
-    def now(self, function: Callable[..., Any], call: Call, options: Options) -> Observation | None:
+    def now(self, reads: Reads, call: Call) -> Observation | None:
         """Return this observation with guards for the present values.
 
         Return None if other tensors require gradients: another call has to be observed then.
         """
         names = self.guards.taken_names
-
-        def is_taken(_: torch.Tensor, name: str) -> bool:
-            return name in names
-
-        guards = guards_of(function, call, self.codes, is_taken, options, {})
-        return replace(self, guards=guards) if guards.requiring == self.guards.requiring else None
+        guards = Guards(reads.walk(call, self.codes, {}).settle(lambda _, name: name in names))
+        known, now = self.guards.requiring, guards.requiring
+        is_same = all(now[name] == known[name] for name in now.keys() & known.keys())
+        return replace(self, guards=guards) if is_same else None
 
     def covers(self, observer: Observer, call: Call) -> bool:
         """Return whether another call ran known code, took the same tensors and changed nothing."""
@@ -157,24 +236,32 @@ class Observation:
         return all(one in self.guards.taken or one not in self.guards.addresses for one in taken)
 
     def difference(
-        self, before: Observation, observer: Observer, call: Call, options: Options
+        self,
+        before: Observation,
+        observer: Observer,
+        changes: Sequence[Change],
+        left: Sequence[Assigned],
+        assigned: Sequence[Assigned] = (),
     ) -> Difference | None:
         """Find how a capture differs from the previous call; None if it may be replayed.
 
         Args:
             before: The observation of that call.
             observer: The observer of the capture.
-            call: The call that was captured.
-            options: The function's options.
+            changes: The changes of what that call has read.
+            left: What the capture has changed and no replay assigns.
+            assigned: What replays assign.
         """
-        for change in before.guards.changes(call.objects):
-            if not change.is_gradient and not options.ignores(change.name):
+        for change in changes:
+            if not change.is_gradient:
                 return Difference(f"the function changes {change.name}: it {change.verb}", None)
-        for holder, step, name in before.guards.unread:
-            now = found_at(holder, step)
-            if now is not NOTHING and isinstance(now, torch.Tensor) and observer.made(now):
-                if not options.ignores(name):
-                    return Difference(f"the function leaves a new tensor in {name}", None)
+        for target, holder, _, value in left:
+            if isinstance(holder, list | deque):
+                return Difference(f"the function changes {target.name}", None)
+            if made_in(value, observer):
+                return Difference(f"the function leaves a new tensor in {target.name}", None)
+        if (change := unlike(assigned, before.assigned)) is not None:
+            return Difference(f"the function changes {change.name}: it {change.verb}", None)
         return self.trace.difference(before.trace)
 
     @property
@@ -201,6 +288,19 @@ class Observation:
         return None
 
 
+def made_in(value: Any, observer: Observer) -> bool:
+    """Return whether a value is, or has in it, a tensor that an operator of a call made."""
+    return any(map(observer.made, tensors_in(value)))
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors that are a value or in it."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    else:
+        yield from tensors_behind(value)
+
+
 def taken_by(outside: Container[int]) -> Callable[[torch.Tensor, str], bool]:
     """Return a predicate: True if the tensor's storage is among those that operators took."""
 
@@ -214,27 +314,3 @@ def taken_by(outside: Container[int]) -> Callable[[torch.Tensor, str], bool]:
 def reads_gradients(codes: Iterable[CodeType]) -> bool:
     """Return whether code that ran names ``.grad``."""
     return "grad" in names_in(codes)
-
-
-def guards_of(
-    function: Callable[..., Any],
-    call: Call,
-    codes: dict[CodeType, dict[str, Any]],
-    is_taken: Callable[[torch.Tensor, str], bool],
-    options: Options,
-    gradients: Mapping[int, torch.Tensor | None] | None,
-) -> Guards:
-    """Build guards on what a call reads of Python, with the present values.
-
-    Args:
-        function: The function that was called.
-        call: The arguments.
-        codes: The code that ran.
-        is_taken: Tells whether an operator took a tensor, given the name of its place.
-        options: The function's options.
-        gradients: The gradients at the beginning, of the leaves that matter; None for the present
-            gradients of all leaves.
-    """
-    names = names_in(codes) | options.guarded_names
-    walk = Places(names, codes, is_taken, gradients, options.unguarded)
-    return Guards(walk.walk(function, call.named_objects, call.named_modules))

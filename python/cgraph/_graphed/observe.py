@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -12,13 +12,15 @@ from torch.utils import checkpoint
 from cgraph import _driver
 from cgraph._autograd.history import leaves_behind
 from cgraph._breaks.flows import unreached
+from cgraph._graphed.assignments import Assignments
 from cgraph._graphed.call import Call
+from cgraph._graphed.guards import Guards
 from cgraph._graphed.leaf_gradients import detached
-from cgraph._graphed.observation import Observation
-from cgraph._graphed.options import Options
+from cgraph._graphed.observation import Observation, Reads
 from cgraph._graphed.reasons import Containers, reason_against_devices, reason_against_result
 from cgraph._graphed.record import observer_of
 from cgraph._operators.observer import ObservedBreaks
+from cgraph._python.names import names_in
 from cgraph._torch import tree_iter
 from cgraph.breaks import breakable
 
@@ -26,40 +28,42 @@ __all__ = ["observe"]
 
 
 def observe(
-    function: Callable[..., Any],
-    call: Call,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    options: Options,
+    reads: Reads, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, Observation]:
     """Call a function, and note what it does.
 
     Args:
-        function: The function.
+        reads: The function, and what it reads of Python.
         call: The call.
         args: Its positional arguments.
         kwargs: Its keyword arguments.
-        options: The function's options.
 
     Returns:
         The result, without a history that is spent, and the observation.
     """
     device_type = _driver.current().device_type
     observer = observer_of(device_type, call.tensors, call.tensors, lines=False)
-    breaks = ObservedBreaks(observer)
+    begin = state = None
+    names = names_in(reads.codes)
+    if reads.codes and "grad" not in names and "backward" not in names:
+        begin = reads.walk(call, dict(reads.codes), {})
+        given = call.objects, (args, kwargs), call.places
+        state = Assignments(Guards(begin), names, *given)
+    breaks = ObservedBreaks(observer, aside=nullcontext if state is None else state.aside)
     containers = Containers((args, kwargs))
     with observer.watching(), observer.noting(), breakable(breaks):
-        result = function(*args, **kwargs)
+        result = reads.function(*args, **kwargs)
     if observer.is_backward and torch.is_grad_enabled():
         result = detached(result)
     shown = Observation.of(
         observer,
-        function,
+        reads,
         call,
         call.tensors,
         result,
-        options,
         has_breaks=breaks.are_met,
+        begin=begin,
+        assigned=None if state is None else state.changed(),
     )
     if (changed := containers.changed) is not None:
         shown.refused = f"the function changes an argument: {changed}"

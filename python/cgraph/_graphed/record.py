@@ -17,18 +17,20 @@ from cgraph._breaks.sessions import Session
 from cgraph._captures.collector import collections_held_off
 from cgraph._driver import Driver, Handle
 from cgraph._graphed.call import dense_like
+from cgraph._graphed.assignments import Assignments
 from cgraph._graphed.capture_plan import CapturePlan
 from cgraph._graphed.leaf_gradients import LeafGradients, detached
 from cgraph._graphed.observation import Observation
 from cgraph._graphed.pool_lock import wait_for_device
+from cgraph._graphed.reasons import reason_against_result
 from cgraph._graphed.recorded import Recorded
-from cgraph._graphed.restore import Restore
 from cgraph._graphed.results import Result
 from cgraph._graphed.writeback import handed_over
 from cgraph._operators.launches import Suspects
 from cgraph._operators.observer import ObservedBreaks, Observer, Refusal
 from cgraph._operators.snapshots import RandomSnapshot, bytes_of
 from cgraph._operators.trace import Difference, Trace
+from cgraph._python.names import names_in
 from cgraph._torch import tree_iter
 from cgraph.breaks import breakable, on_one_thread
 from cgraph.cudagraph import CUDAGraph
@@ -131,9 +133,25 @@ def record(plan: CapturePlan, statics: list[torch.Tensor]) -> Capture:
     written = frozenset(place for place, name in pairs if name in plan.before.written)
     observer.suspects = Suspects(statics, written)
     gradients = LeafGradients(plan.before.guards.leaves if plan.before.uses_gradients else ())
-    restore = Restore(plan.before.guards)
+    names = names_in(plan.before.codes)
+    given = call.objects, (args, kwargs), call.places
+    state = Assignments(plan.before.guards, names, *given, plan.reads.is_left)
     stopped: list[Refusal] = []
-    with capturing(plan, observer.watching(), gradients.at_break) as session:
+
+    def at_break(fn: Callable[..., Any]) -> Callable[..., Any]:
+        return state.at_break(gradients.at_break(fn))
+
+    def can_return(tensor: torch.Tensor) -> bool:
+        if tensor.requires_grad or reason_against_result(tensor, driver.device_type, is_new):
+            return False
+        own = _torch.memory_of(tensor)
+        return is_new(tensor) or any(
+            own is not None and own.data_ptr() == one.untyped_storage().data_ptr()
+            for one in statics
+        )
+
+    is_new = functools.partial(observer.is_new, name_of_place=plan.before.guards.name_beside)
+    with capturing(plan, observer.watching(), at_break) as session:
         try:
             session.begin(statics)
 
@@ -143,7 +161,8 @@ def record(plan: CapturePlan, statics: list[torch.Tensor]) -> Capture:
 
             observer.stop = stop
             try:
-                breaks = ObservedBreaks(observer, session)
+                breaks = ObservedBreaks(observer, session, state.aside)
+                state.place(call.placed, statics[len(statics) - len(call.placed) :])
                 with observer.noting(), breakable(breaks), on_one_thread():
                     returned = plan.function(*args, **kwargs)
             finally:
@@ -153,43 +172,49 @@ def record(plan: CapturePlan, statics: list[torch.Tensor]) -> Capture:
             if stopped:
                 session.leave_modes()
                 session.close()
+                state.unplace()
                 returned = handed_over(returned, statics, call.tensors)
                 return Capture(None, returned, None, None, stopped[0])
-            named = plan.before.guards.name_beside
-            is_new = functools.partial(observer.is_new, name_of_place=named)
-            result = Result.of(returned, statics, is_new, driver.device_type)
+            assigned = state.taken_out(can_return)
+            values = [one.value for one in assigned]
+            result = Result.of(returned, statics, is_new, driver.device_type, values)
             del returned
             gradients.end()
-            fresh = result.fresh if plan.options.outputs == "fresh" else []
-            graph = graph_of(session, fresh)
+            graph = graph_of(session, result.fresh(plan.options.outputs))
         except BaseException as error:
             has_broken, was_stopped = session.has_broken, bool(stopped)
             session.fail(error)
+            state.unplace()
             if was_stopped or has_broken or not isinstance(error, Exception):
                 raise
             gradients.put_back()
-            restore.put_back()
+            state.put_back()
             raise BrokenError(error) from error
         left = observer.left([*result.storages, *_storages_in(session, gradients)])
         session.close()
     recorded = Recorded(graph, statics, result, time.perf_counter() - began, plan.stream)
     recorded.gradients = gradients
+    recorded.targets = [one.target for one in assigned]
     recorded.mutated = [place for place, one in enumerate(statics) if observer.has_written(one)]
     recorded.writes = observer.writes_outside()
     recorded.takes = observer.taken_outside()
     shown = Observation.of(
         observer,
-        plan.function,
+        plan.reads,
         call,
         statics,
         result.leaves,
-        plan.options,
         has_breaks=bool(recorded.breaks),
         before=plan.before,
+        assigned=assigned,
         gradients=gradients.at_begin or None,
     )
     recorded.kept, recorded.frozen = frozen_in(observer.trace, plan.driver, recorded.pool)
-    difference = shown.difference(plan.before, observer, call, plan.options)
+    changes = plan.reads.changes(plan.before.guards, call.objects)
+    left = [one for one in state.changed() if not plan.reads.is_left(one.target.name)]
+    difference = shown.difference(plan.before, observer, changes, left, assigned)
+    if (moving := plan.reads.copy(assigned, observer.trace.outside)) is not None:
+        difference = Difference(f"{moving} is read and assigned: it is copied from now on", None)
     if difference is None and left and not recorded.breaks:
         ignored = plan.before.guards.memories_at(plan.options.ignores)
         but = [*result.storages, *_storages_in(None, gradients), *ignored]

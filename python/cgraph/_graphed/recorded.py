@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cgraph import _core
+from cgraph._graphed.assignments import Target
 from cgraph._graphed.leaf_gradients import LeafGradients
 from cgraph._graphed.results import Result
+from cgraph._python.places import put_at
 from cgraph.cudagraph import CUDAGraph
 from cgraph.segments import SegmentedGraph
 
@@ -38,6 +40,7 @@ class Recorded:
         frozen: The unguarded tensors that it reads, as text.
         seconds: The time of capture and instantiation together.
         stream: The stream of the capture; None if it shares its pool with no other.
+        targets: The places that it assigns to; the values follow the function's result.
         debugged: Replays it for debugging, with tensors for the static ones; None without.
     """
 
@@ -62,6 +65,7 @@ class Recorded:
         self.frozen: tuple[str, ...] = ()
         self.seconds = seconds
         self.stream = stream
+        self.targets: Sequence[Target] = ()
 
     def give_up_results(self) -> None:
         """Let captures to come use the memory of the results, which each replay fills anew."""
@@ -90,6 +94,24 @@ class Recorded:
     def is_flat_tuple(self) -> bool:
         """True if the result is a tuple of leaves."""
         return self.spec.type is tuple and all(one.is_leaf() for one in _children(self.spec))
+
+    def assign(
+        self, returned: Any, objects: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Assign as the function does; return its result.
+
+        Args:
+            returned: The result and the values to assign; just the result if there are none.
+            objects: The objects among the arguments of the call.
+            args: Its positional arguments.
+            kwargs: Its keyword arguments.
+        """
+        if not self.targets:
+            return returned
+        result, values = returned
+        for target, value in zip(self.targets, values, strict=True):
+            put_at(target.holder(objects, (args, kwargs)), target.step, value)
+        return result
 
     def feed(self) -> Callable[[tuple[Any, ...]], None]:
         """Return a callable that replays with tensors for the static ones."""

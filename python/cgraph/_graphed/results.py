@@ -32,12 +32,14 @@ class Result:
             returned as it is), ``"own"`` (it lies in the graph's memory) or ``"input"`` (it lies in
             the copy of an argument, and becomes a view of the argument where possible).
         statics: The copies of the arguments.
+        lasting: Number of the last leaves, which never lie in the graph's memory for callers.
     """
 
     leaves: list[Any]
     spec: Any
     kinds: list[str]
     statics: Sequence[torch.Tensor] = ()
+    lasting: int = 0
 
     @classmethod
     def of(
@@ -46,6 +48,7 @@ class Result:
         statics: Sequence[torch.Tensor],
         is_made: Callable[[torch.Tensor], bool],
         device_type: str,
+        lasting: Sequence[Any] = (),
     ) -> Result:
         """Build the result of a captured call.
 
@@ -54,24 +57,26 @@ class Result:
             statics: The tensors that the function got in place of the call's.
             is_made: Tells whether the call made the memory of a tensor.
             device_type: The device type of the tensors that replays compute.
+            lasting: Values to return besides; if there are some, the result is a pair.
 
         Raises:
             CaptureError: No replay could return it.
         """
         if (reason := reason_against_result(returned, device_type, is_made)) is not None:
             raise CaptureError(reason)
-        leaves, spec = tree_flatten(returned)
+        also = len(tree_flatten([*lasting])[0])
+        leaves, spec = tree_flatten((returned, [*lasting]) if lasting else returned)
         copies = {_torch.storage_id(one.untyped_storage()) for one in statics}
         kinds = [_kind(one, statics, copies, is_made) for one in leaves]
         for number, kind in enumerate(kinds):
             if kind == "argument":
                 leaves[number] = next(p for p, one in enumerate(statics) if one is leaves[number])
-        return cls(leaves, spec, kinds, statics)
+        return cls(leaves, spec, kinds, statics, also)
 
-    @property
-    def fresh(self) -> list[torch.Tensor]:
-        """The tensors that replays copy to new memory."""
-        pairs = zip(self.leaves, self.kinds, strict=True)
+    def fresh(self, outputs: str) -> list[torch.Tensor]:
+        """Return the tensors that replays copy to new memory, given the option ``outputs``."""
+        first = 0 if outputs == "fresh" else len(self.leaves) - self.lasting
+        pairs = zip(self.leaves[first:], self.kinds[first:], strict=True)
         return [leaf for leaf, kind in pairs if kind == "own" and can_be_fresh(leaf)]
 
     @property
@@ -95,7 +100,8 @@ class Result:
 
     def lend(self, lent: _core.LentResults) -> None:
         """Note that a caller gets the leaves that lie in the graph's memory."""
-        pairs = zip(self.leaves, self.kinds, strict=True)
+        count = len(self.leaves) - self.lasting
+        pairs = zip(self.leaves[:count], self.kinds, strict=False)
         lent.lend([leaf for leaf, kind in pairs if kind == "own"])
 
     def view(self, number: int) -> View | None:
@@ -123,7 +129,7 @@ class Result:
                 leaves.append(tensors[leaf])
             elif kind == "constant":
                 leaves.append(leaf)
-            elif kind == "input" or is_fresh:
+            elif kind == "input" or is_fresh or number >= len(self.leaves) - self.lasting:
                 leaves.append(_copied(leaf, copies))
             else:
                 leaves.append(leaf.detach())

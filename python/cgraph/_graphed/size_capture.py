@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -12,16 +11,17 @@ import torch
 
 from cgraph import _torch
 from cgraph._captures.pool_blocks import PoolBlocks
+from cgraph._graphed.assignments import Assignments
 from cgraph._graphed.call import Call
 from cgraph._graphed.capture_plan import CapturePlan
-from cgraph._graphed.observation import Observation, guards_of
-from cgraph._graphed.options import Options
+from cgraph._graphed.guards import Guards
+from cgraph._graphed.observation import Observation, Reads
 from cgraph._graphed.record import BrokenError, Capture, capturing, frozen_in, graph_of
 from cgraph._graphed.recorded import Recorded
-from cgraph._graphed.restore import Restore
 from cgraph._graphed.results import Result
 from cgraph._operators.codes import Codes
 from cgraph._operators.observer import version_of
+from cgraph._python.names import names_in
 from cgraph.breaks import Work, breakable, on_one_thread
 from cgraph.errors import CaptureError
 
@@ -35,17 +35,15 @@ class UnlikeError(Exception):
 def can_be_like(shown: Observation) -> bool:
     """Return whether calls of other numbers of rows can be captured without seeing operators.
 
-    With gradients or breaks a capture has to know more.
+    With gradients, breaks or assignments a capture has to know more.
     """
-    return not (shown.is_backward or shown.needs_grad or shown.has_breaks)
+    return not (shown.is_backward or shown.needs_grad or shown.has_breaks or shown.assigned)
 
 
-def for_sizes(
-    shown: Observation, function: Callable[..., Any], call: Call, options: Options
-) -> Observation:
+def for_sizes(shown: Observation, reads: Reads, call: Call) -> Observation:
     """Return the observation with guards on all named tensors: other sizes may take others."""
-    guards = guards_of(function, call, shown.codes, lambda *_: True, options, {})
-    return replace(shown, guards=guards, restore=Restore(guards))
+    guards = Guards(reads.walk(call, shown.codes, {}))
+    return replace(shown, guards=guards, restore=_state(guards, shown, call))
 
 
 def record_sized(
@@ -74,7 +72,7 @@ def record_sized(
         is_inside = memory is not None and _torch.storage_id(memory) not in given
         return is_inside and before.guards.name_beside(tensor) is None
 
-    restore = before.restore or Restore(before.guards)
+    restore = before.restore or _state(before.guards, before, call)
     codes, versions = Codes(), [version_of(one) for one in statics]
     codes.reads = _differs if driver.device_type == "cpu" else None
     with capturing(plan, nullcontext(), None) as session:
@@ -89,7 +87,7 @@ def record_sized(
                 raise
             result = Result.of(returned, statics, is_new, driver.device_type)
             del returned
-            graph = graph_of(session, result.fresh if plan.options.outputs == "fresh" else [])
+            graph = graph_of(session, result.fresh(plan.options.outputs))
         except BaseException as error:
             session.fail(error)
             restore.put_back()
@@ -121,6 +119,10 @@ def record_sized(
     recorded.writes, recorded.takes = [*before.writes], [*before.takes]
     recorded.kept, recorded.frozen = frozen_in(before.trace, driver, recorded.pool)
     return Capture(recorded, None, before, None, None)
+
+
+def _state(guards: Guards, shown: Observation, call: Call) -> Assignments:
+    return Assignments(guards, names_in(shown.codes), call.objects)
 
 
 class _NoBreaks:

@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cgraph import _driver, _torch
+from cgraph._graphed.assignments import Assignments
 from cgraph._graphed.capture_plan import CapturePlan
 from cgraph._graphed.function_module import FunctionModule, require_in_place, stand_ins
 from cgraph._graphed.leaf_gradients import LeafGradients
 from cgraph._graphed.observation import Observation
 from cgraph._graphed.reasons import refused_in_words
 from cgraph._graphed.record import BrokenError, Capture, frozen_in, observer_of
-from cgraph._graphed.restore import Restore
 from cgraph._operators.observer import ObservedBreaks, Refusal
 from cgraph._operators.snapshots import RandomSnapshot
+from cgraph._python.names import names_in
 from cgraph.breaks import GradientBreakError, Work, breakable, innermost, on_one_thread
 from cgraph.callables import callables_on, graphed_of
 from cgraph.errors import CallableError, CaptureError
@@ -143,7 +144,7 @@ def train(plan: CapturePlan, statics: list[torch.Tensor]) -> Capture:
 
     observer.stop = refuse
     gradients = LeafGradients(plan.before.guards.leaves)
-    restore = Restore(plan.before.guards)
+    state = Assignments(plan.before.guards, names_in(plan.before.codes), call.objects)
     is_divided = plan.before.has_breaks
 
     @contextmanager
@@ -199,20 +200,24 @@ def train(plan: CapturePlan, statics: list[torch.Tensor]) -> Capture:
         if is_divided:
             raise
         gradients.put_back()
-        restore.put_back()
+        state.put_back()
         raise BrokenError(error) from error
     finally:
         torch.clear_autocast_cache()
     trained = Trained(module, statics, time.perf_counter() - began)
     trained.writes = observer.writes_outside()
     trained.takes = observer.taken_outside()
+    changes = plan.reads.changes(plan.before.guards, call.objects)
+    # Stand-ins are other objects than the parameters.
+    changes = [one for one in changes if not one.is_of_sharing]
+    left = [one for one in state.changed() if not plan.reads.is_left(one.target.name)]
+    state.undo(left)
     shown = Observation.of(
         observer,
-        plan.function,
+        plan.reads,
         call,
         statics,
         (),
-        plan.options,
         has_breaks=is_divided,
         before=plan.before,
     )
@@ -220,10 +225,9 @@ def train(plan: CapturePlan, statics: list[torch.Tensor]) -> Capture:
     trained.kept, trained.frozen = frozen_in(observer.trace, driver, trained.pool)
     # A backward pass may come after the key has dropped the graphs.
     trained.replay.kept = trained.kept
-    difference = shown.difference(plan.before, observer, call, plan.options)
-    if difference is None:
-        # Equal values that the function has assigned may have stand-ins of parameters in them.
-        restore.put_back()
+    difference = shown.difference(plan.before, observer, changes, left)
+    if difference is not None:
+        state.redo(left)
     return Capture(trained, None, shown, difference, None)
 
 

@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -54,6 +54,7 @@ class ObservedBreaks:
     Args:
         observer: Notes only that they ran.
         divided: The call that they divide; None if they just run.
+        aside: Returns a block for each break, whose assignments are its own.
 
     Attributes:
         are_met: True if there was one.
@@ -61,9 +62,15 @@ class ObservedBreaks:
 
     are_met = False
 
-    def __init__(self, observer: Observer, divided: Breakable | None = None) -> None:
+    def __init__(
+        self,
+        observer: Observer,
+        divided: Breakable | None = None,
+        aside: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
         self._observer = observer
         self._divided = divided
+        self._aside = aside
         # Breaks' arguments that were returned: the break, the tensor, and its version at that time.
         self._passed: list[tuple[str, torch.Tensor, int]] = []
 
@@ -79,10 +86,10 @@ class ObservedBreaks:
         self._observer.suspect((args, kwargs))
         if self._divided is not None:
             # The work that begins and ends segments is not the function's.
-            with self._observer.aside():
+            with self._observer.aside(), self._aside():
                 result = self._divided.run(work, args, kwargs)
         else:
-            with self._observer.aside():
+            with self._observer.aside(), self._aside():
                 result = work.fn(*args, **kwargs)
             given = set(map(_torch.storage_id, _torch.memories_of(tensors_in((args, kwargs)))))
             for one in tensors_in(result):

@@ -85,7 +85,7 @@ class Trace:
     Attributes:
         operators: The operators, in order.
         outside: The memory from outside, by the number of the storage.
-        inputs: The names of the arguments that are copied.
+        inputs: The origins of the tensors that are copied, by name.
     """
 
     operators: list[Operator] = field(default_factory=list)
@@ -130,8 +130,7 @@ class Trace:
 
     def _names(self) -> Names:
         """Return the names of inputs, and of outside memory in the order of its first use."""
-        inputs: list[str | None] = [f"argument {name}" for name in self.inputs]
-        return {"input": inputs, "outside": [one.name for one in self.outside.values()]}
+        return {"input": [*self.inputs], "outside": [one.name for one in self.outside.values()]}
 
 
 Names = dict[str, list[str | None]]

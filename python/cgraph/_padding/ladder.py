@@ -64,7 +64,7 @@ def capture_ladder(
             with _rows_named(call, found):
                 shown = _capture(answers, sized, like).shown
             if like is None and shown is not None and can_be_like(shown):
-                like = for_sizes(shown, answers.function, sized, options)
+                like = for_sizes(shown, answers.reads, sized)
                 behind.enter_context(put_back(like))
     answers.sizes.rows.learn(call)
 

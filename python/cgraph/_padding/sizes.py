@@ -109,7 +109,7 @@ class PaddedSizes:
         # A call that changes state may find other state now than when it was observed.
         answers, shown, like = self._answers, large.shown, None
         if shown is not None and can_be_like(shown) and not shown.trace.written():
-            like = for_sizes(shown, answers.function, whole, self._options)
+            like = for_sizes(shown, answers.reads, whole)
         capture_ahead(answers, family, large, whole, like=like)
 
     def _observed(self, family: Family, large: Key, call: Call, args: Any, kwargs: Any) -> Any:
@@ -136,6 +136,9 @@ class PaddedSizes:
         """Find the answer to a call whose size has a graph."""
         recorded = large.recorded
         assert recorded is not None and large.shown is not None
+        self._answers.tensors = call.tensors
+        if isinstance(recorded, Recorded) and (recorded.targets or large.shown.guards.inputs()):
+            return self._answers.never(call, eager, "padding is not compared: it assigns values")
         reason = reason_beside(call, recorded.mutated, recorded.writes, recorded.takes)
         if reason is not None or large.is_open:
             large.reason = Reason(reason or "an earlier call waits for its backward pass")

@@ -36,7 +36,7 @@ def named_by(
     codes: dict[CodeType, dict[str, Any]] = {}
     _add_codes(codes, [function, called], callees=callees)
     while True:
-        walk = Places(names_in(codes), codes, lambda *_: True, {})
+        walk = Places(names_in(codes), codes, {})
         walk.walk(function, objects, modules)
         known = len(codes)
         if callees:

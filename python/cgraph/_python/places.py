@@ -27,10 +27,20 @@ import torch
 
 from cgraph import _core, _torch
 from cgraph._python.libraries import is_library, is_library_class, is_library_module
-from cgraph._python.names import imports_in, names_in
+from cgraph._python.names import imports_in, names_in, stored_in
 from cgraph._python.values import attributes_of, form_in_words, has_no_parts, is_array, is_plain
 
-__all__ = ["MOST_PLACES", "NOTHING", "Place", "Places", "found_at", "names_in"]
+__all__ = [
+    "MOST_PLACES",
+    "NOTHING",
+    "Place",
+    "Places",
+    "found_at",
+    "items_of",
+    "name_of_item",
+    "put_at",
+    "slots_of",
+]
 
 MOST_PLACES = 4096
 """The most places that are compared; one warning says where a walk stopped."""
@@ -67,11 +77,6 @@ class Place(NamedTuple):
         """True if another value here makes another key."""
         return bool(self.check[0] in ("plain", "form", "input") or self.step[0] == "grad")
 
-    @property
-    def is_changing(self) -> bool:
-        """True if the value is a container that can get other items."""
-        return isinstance(self.value, list | dict | set | deque)
-
 
 class Places:
     """A walk through the places that a function reads.
@@ -79,7 +84,6 @@ class Places:
     Args:
         names: The names and literal strings that stand in code that ran.
         codes: The code that ran, and its globals.
-        is_taken: Returns whether an operator took a tensor, whose place has this name.
         gradients: The gradients, when the call began, of the leaves whose gradients matter, by the
             ``id`` of the leaf. None for the present gradients of all leaves.
         but: The dotted names of places that do not count.
@@ -100,7 +104,6 @@ class Places:
         self,
         names: frozenset[str],
         codes: Mapping[CodeType, dict[str, Any]],
-        is_taken: Callable[[torch.Tensor, str], bool],
         gradients: Mapping[int, torch.Tensor | None] | None,
         but: Collection[str] = (),
         copied: Collection[str] = (),
@@ -116,8 +119,9 @@ class Places:
         self._own = {code: scope for code, scope in codes.items() if not is_library(code.co_filename)}
         # Of libraries only what the user's code names counts.
         self._own_names = names & (names_in(self._own) | (names - names_in(codes)))
+        # A name that is only assigned to need not be absent.
+        self._read = names - stored_in(codes)
         self._ran = {id(code) for code in self._own}
-        self._is_taken = is_taken
         self._gradients = gradients
         self._but = frozenset(but)
         self._copied = frozenset(copied)
@@ -267,7 +271,7 @@ class Places:
         keys = tuple(attributes)
         found = self._absent.get(keys)
         if found is None:
-            found = self._absent[keys] = self._names.difference(keys)
+            found = self._absent[keys] = self._read.difference(keys)
         return found
 
     def _tensor(self, parent: int, step: tuple[Any, ...], name: str, tensor: torch.Tensor) -> None:
@@ -287,23 +291,35 @@ class Places:
                 self.addresses.setdefault(of_grad.data_ptr(), f"{name}.grad")
         if self._gradients is not None:
             has_gradient = id(tensor) in self._gradients
-        is_copied = name in self._copied
-        if is_copied or not (self._is_taken(tensor, name) or has_gradient):
-            holder = step[1] if parent < 0 else self.found[parent].value
-            self.tensors.append((holder, step, name))
-            check: tuple[Any, ...] = ("input" if is_copied else "form", tensor)
-            if memory is None or _torch.form_of(tensor) is not None:
-                check = ("kind", type(tensor))
-            self._add(parent, step, check, name, form_in_words(tensor))
-            return
         number = self._add(parent, step, ("tensor", tensor), name, tensor)
         if has_gradient:
             grad = tensor.grad if self._gradients is None else self._gradients[id(tensor)]
-            check = ("plain", None)
-            if grad is not None:
-                is_taken = self._is_taken(grad, f"{name}.grad")
-                check = ("tensor", grad) if is_taken else ("kind", type(grad))
+            check = ("plain", None) if grad is None else ("tensor", grad)
             self._add(number, ("grad",), check, f"{name}.grad", grad)
+
+    def settle(self, is_taken: Callable[[torch.Tensor, str], bool]) -> Places:
+        """Let the address count only of tensors that operators took and replays do not copy.
+
+        Args:
+            is_taken: Returns whether an operator took a tensor, whose place has this name.
+        """
+        with_gradients = {one.parent for one in self.found if one.step[0] == "grad"}
+        for number, (parent, step, check, name, tensor) in enumerate(self.found):
+            if check[0] != "tensor":
+                continue
+            is_copied = name in self._copied
+            if not is_copied and (number in with_gradients or is_taken(tensor, name)):
+                continue
+            if step[0] == "grad":
+                self.found[number] = Place(parent, step, ("kind", type(tensor)), name, tensor)
+                continue
+            holder = step[1] if parent < 0 else self.found[parent].value
+            self.tensors.append((holder, step, name))
+            check = ("input" if is_copied else "form", tensor)
+            if _torch.memory_of(tensor) is None or _torch.form_of(tensor) is not None:
+                check = ("kind", type(tensor))
+            self.found[number] = Place(parent, step, check, name, form_in_words(tensor))
+        return self
 
     def _inside(self, number: int, value: Any, name: str) -> None:
         """Add the places inside a value."""
@@ -315,7 +331,7 @@ class Places:
             self._attributes(number, value, name)
             self._class(type(value))
         elif isinstance(value, list | tuple | deque):
-            for place, one in enumerate(_iterated(value)):
+            for place, one in enumerate(items_of(value)):
                 self._look(number, ("item", place), f"{name}[{place}]", one)
             self._attributes(number, value, name)
             self._class(type(value))
@@ -325,16 +341,14 @@ class Places:
 
     def _items(self, number: int, value: dict[Any, Any], name: str) -> None:
         # Another thread may change the dictionary, so the walk uses a copy.
-        owner, _, last = name.rpartition(".")
-        is_of_module = last in _OF_MODULE
         for place, (key, one) in enumerate([*dict.items(value)]):
-            its_name = f"{owner}.{key}" if is_of_module else f"{name}[{self._key(key, place)}]"
+            its_name = name_of_item(name, key)
+            if not is_plain(key):
+                its_name = f"{name}[{self._key(key, place)}]"
             self._look(number, ("item", key), its_name, one)
 
     def _key(self, key: Any, place: int) -> str:
         """Return a dictionary's key as text that stays the same, whatever the key holds."""
-        if is_plain(key):
-            return f"{key!r:.40}"
         if isinstance(key, torch.Tensor) and (memory := _torch.memory_of(key)) is not None:
             known = self.addresses.get(memory.data_ptr())
             if known is not None:
@@ -347,7 +361,7 @@ class Places:
         for key, one in [*attributes.items()]:
             if key in self._names or (is_module and (key in _OF_MODULE or key == "training")):
                 self._look(number, ("attr", key), f"{name}.{key}", one)
-        for slot in _slots_of(type(value)):
+        for slot in slots_of(type(value)):
             if slot.__name__ in self._names:
                 its_name = f"{name}.{slot.__name__}"
                 self._found_or_missing(number, ("slot", slot), its_name, _in_slot(slot, value))
@@ -374,7 +388,7 @@ class Places:
                 if not isinstance(one := vars(base)[key], _DESCRIPTORS):
                     wanted.append((key, one, is_own))
             there.update(vars(base))
-        name, absent = kind.__qualname__, self._names - there
+        name, absent = kind.__qualname__, self._read - there
         root = self._root(kind, name, ("class", kind, absent))
         for key, one, is_own in wanted:
             if is_own:
@@ -476,6 +490,8 @@ class Places:
 def found_at(holder: Any, step: tuple[Any, ...]) -> Any:
     """Return the value at a place now, without running user code; ``NOTHING`` if none is there."""
     kind, *rest = step
+    if holder is NOTHING:
+        return NOTHING
     if kind == "root":
         return rest[0]
     if kind == "attr":
@@ -500,7 +516,7 @@ def found_at(holder: Any, step: tuple[Any, ...]) -> Any:
     if kind == "item" and isinstance(holder, dict):
         return dict.get(holder, rest[0], NOTHING)
     if kind == "item":
-        items = [*_iterated(holder)]
+        items = [*items_of(holder)]
         return items[rest[0]] if rest[0] < len(items) else NOTHING
     return NOTHING
 
@@ -509,20 +525,46 @@ def found_at(holder: Any, step: tuple[Any, ...]) -> Any:
 _CAN_CHANGE = 1 << 9
 
 
+def name_of_item(holder: str, key: Any) -> str:
+    """Return the name of an item of a dictionary, which is an attribute of a module in its own."""
+    owner, _, last = holder.rpartition(".")
+    return f"{owner}.{key}" if last in _OF_MODULE else f"{holder}[{key!r:.40}]"
+
+
+def put_at(holder: Any, step: tuple[Any, ...], value: Any) -> None:
+    """Put a value at a place without running code of the user; ``NOTHING`` takes away what is there."""
+    kind, *rest = step
+    if kind in ("attr", "item") and isinstance(
+        found := attributes_of(holder) if kind == "attr" else holder, dict
+    ):
+        if value is NOTHING:
+            dict.pop(found, rest[0], None)
+        else:
+            dict.__setitem__(found, rest[0], value)
+    elif kind == "cell" and value is not NOTHING:
+        holder.cell_contents = value
+    elif kind == "slot":
+        rest[0].__delete__(holder) if value is NOTHING else rest[0].__set__(holder, value)
+    elif kind == "grad":
+        holder.grad = value
+    elif kind == "class":
+        type.__delattr__(holder, rest[0]) if value is NOTHING else setattr(holder, rest[0], value)
+
+
 def _has_parts(value: Any) -> bool:
     if isinstance(value, _torch.TensorWeakRef):
         return False
     if isinstance(value, threading.local):
         return True
     return hasattr(type(value), "__dictoffset__") and (
-        type(value).__dictoffset__ != 0 or bool(_slots_of(type(value)))
+        type(value).__dictoffset__ != 0 or bool(slots_of(type(value)))
     )
 
 
 _slots: weakref.WeakKeyDictionary[type, tuple[Any, ...]] = weakref.WeakKeyDictionary()
 
 
-def _slots_of(kind: type) -> tuple[Any, ...]:
+def slots_of(kind: type) -> tuple[Any, ...]:
     """Return the descriptors of the slots of the user's classes."""
     known = _slots.get(kind)
     if known is None:
@@ -547,6 +589,7 @@ def _in_slot(slot: Any, value: Any) -> Any:
         return NOTHING
 
 
-def _iterated(value: Any) -> Iterator[Any]:
+def items_of(value: Any) -> Iterator[Any]:
+    """Iterate over a list, a tuple or a deque without running code of the user."""
     base = next(one for one in (list, tuple, deque) if isinstance(value, one))
     return base.__iter__(value)

@@ -18,7 +18,7 @@ use crate::arguments::{
 use crate::graph::{Graph, NewResults, PaddedGraph, ReplayTensors, Segments, call_with};
 use crate::guards::Guards;
 use crate::raw;
-use crate::tensors::Match;
+use crate::tensors::{Match, Signature};
 
 /// A graph, or what calls are handed on to, with the arguments that it takes and what it returns.
 #[pyclass(frozen, weakref, module = "cgraph._core")]
@@ -32,6 +32,10 @@ pub(crate) struct Entry {
     mode: Mode,
     /// Objects outside of the arguments, and inside of them, that must be as they were.
     guards: Option<Py<Guards>>,
+    /// Of the tensors at guarded places that are copied behind those of the arguments.
+    placed: Vec<Py<Signature>>,
+    /// Gets what a replay returns and the arguments, and returns the result.
+    assigns: Option<Py<PyAny>>,
     /// Memory where no argument must lie.
     written: Option<WrittenMemory>,
     /// Tells whether what its last call left is still waited for. No call fits as long as it is.
@@ -80,9 +84,11 @@ impl Entry {
     /// the arguments, and into objects among them. `written` are start and end of each piece of memory
     /// that it writes and that is not its own: no call fits whose tensors lie there. Without `lock`
     /// several threads may make a call at a time. `is_open` tells whether a backward pass may still read what its last call left,
-    /// which the next one would overwrite. `lent` gets to know the static results.
+    /// which the next one would overwrite. `lent` gets to know the static results. `placed` are the signatures of
+    /// tensors at guarded places, which are copied behind those of the arguments. `assigns` is called with what a
+    /// replay returns, the positional arguments and those by name or `None`, and returns the result.
     #[new]
-    #[pyo3(signature = (args, kwargs, *, is_in_order, modes, work, outputs, last_stream, lock, lent=None, guards=None, written=Vec::new(), is_open=None))]
+    #[pyo3(signature = (args, kwargs, *, is_in_order, modes, work, outputs, last_stream, lock, lent=None, guards=None, written=Vec::new(), is_open=None, placed=Vec::new(), assigns=None))]
     #[expect(
         clippy::too_many_arguments,
         reason = "keywords, given once for each capture"
@@ -101,6 +107,8 @@ impl Entry {
         guards: Option<Py<Guards>>,
         written: Vec<(u64, u64)>,
         is_open: Option<Py<PyAny>>,
+        placed: Vec<Py<Signature>>,
+        assigns: Option<Py<PyAny>>,
     ) -> PyResult<Self> {
         let args = args.iter().map(|pattern| Pattern::parse(&pattern));
         let kwargs = kwargs.iter().map(|item| {
@@ -119,13 +127,17 @@ impl Entry {
         for pattern in args.iter().chain(kwargs.iter().map(|(_, pattern)| pattern)) {
             pattern.add_bytes(&mut bytes);
         }
+        let count = bytes.len() + placed.len();
+        bytes.extend(placed.iter().map(|signature| signature.get().nbytes()));
         Ok(Self {
-            leading: LeadingTensors::of(py, &args, bytes.len()),
+            leading: LeadingTensors::of(py, &args, count),
             args,
             kwargs,
             is_in_order,
             mode: Mode::new(modes),
             guards,
+            placed,
+            assigns,
             written: WrittenMemory::new(written, &bytes),
             is_open,
             work,
@@ -187,6 +199,7 @@ impl Entry {
             Work::Call(call) => visit.call(call)?,
         }
         visit.call(&self.is_open)?;
+        visit.call(&self.assigns)?;
         visit.call(&self.lent)?;
         visit.call(&self.last_stream)
     }
@@ -231,8 +244,25 @@ impl Entry {
             return Ok(false);
         }
         self.leading.note(py, matched);
-        let guards = self.guards.as_ref();
-        Ok(guards.is_none_or(|guards| guards.get().fits(py, matched.objects(), |_| {})))
+        let Some(guards) = &self.guards else {
+            return Ok(true);
+        };
+        if self.placed.is_empty() {
+            return Ok(guards.get().fits(py, matched.objects(), |_| {}));
+        }
+        let mut found = Vec::with_capacity(self.placed.len());
+        if !guards
+            .get()
+            .fits(py, matched.objects(), |tensor| found.push(tensor))
+        {
+            return Ok(false);
+        }
+        for (signature, tensor) in self.placed.iter().zip(found) {
+            let fit = signature.get().fit(&tensor, 0)?;
+            let tensor = Argument::Held(tensor);
+            matched.push(MatchedTensor { tensor, fit });
+        }
+        Ok(written.is_none_or(|written| !written.meets(matched.tensors(args))))
     }
 
     /// Give back what it has put into `matched`, for calls to come.
@@ -302,6 +332,10 @@ impl Entry {
                 results.result(py, tensors, new.as_ref(), lent)?
             }
             Work::Call(call) => call.call(py, args, kwargs)?,
+        };
+        let result = match &entry.assigns {
+            Some(assigns) => assigns.call1(py, (result, args, kwargs))?,
+            None => result,
         };
         entry.give_back(py, matched);
         raw::count(if is_eager {
