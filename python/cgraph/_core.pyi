@@ -636,6 +636,7 @@ class Tree:
         forward_ad: dict[str, Any],
         functions: dict[str, int],
         keys: list[int],
+        settings: TorchSettings,
     ) -> Self: ...
     def __enter__(self) -> None:
         """Take the lock that one thread at a time holds to call a function."""
@@ -777,6 +778,7 @@ class Dispatcher:
         autocast: Callable[[], object],
         functions: dict[str, int],
         keys: list[int],
+        settings: TorchSettings,
     ) -> Self: ...
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Replay the entry that the arguments fit."""
@@ -790,6 +792,22 @@ class Dispatcher:
     @property
     def entries_by_use(self) -> list[Entry]:
         """The entries, most recently used first."""
+
+@final
+class TorchSettings:
+    """torch's settings that all threads have in common: for determinism, precision and libraries."""
+
+    def __new__(
+        cls,
+        context: int,
+        flags: Sequence[int],
+        precision: int,
+        dtype: int,
+        also: Callable[[], int] | None,
+    ) -> Self:
+        """Read them by torch's functions at these addresses, 0 for none, and by ``also``."""
+    def now(self) -> int:
+        """Return a number that is another one for other settings."""
 
 @final
 class Entry:
@@ -812,6 +830,7 @@ class Entry:
         is_open: Callable[[], bool] | None = None,
         placed: Sequence[Signature] = ...,
         assigns: Callable[..., Any] | None = None,
+        settings: int | None = None,
     ) -> Self:
         """Create an entry.
 
@@ -825,7 +844,7 @@ class Entry:
 
         ``placed`` are the signatures of tensors at guarded places, which are copied behind those of
         the arguments. ``assigns`` takes what a replay returns and the arguments, and returns the
-        result.
+        result. ``settings`` are those that torch must have; None for any.
         """
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[Any]) -> Any:
         """Serve a call whose tensors were found, whatever their layout."""

@@ -159,6 +159,7 @@ class GraphedFunction(Binding):
             _torch.autocast_state,
             _torch.mode_addresses(),
             _torch.interception_keys(),
+            _torch.torch_settings(),
         )
 
     def __init__(self, fn: Callable[..., Any], options: Options) -> None:

@@ -25,8 +25,8 @@ mod _core {
     };
     #[pymodule_export]
     use super::dispatch::{
-        Dispatcher, Entry, FunctionLock, LastStream, LentResults, enter_busy, is_any_busy,
-        leave_busy, set_driver,
+        Dispatcher, Entry, FunctionLock, LastStream, LentResults, TorchSettings, enter_busy,
+        is_any_busy, leave_busy, set_driver,
     };
     #[pymodule_export]
     use super::graph::{

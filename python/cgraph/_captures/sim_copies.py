@@ -45,6 +45,14 @@ class Feed:
                 copies.append((static, tensor.detach()))
 
         def run() -> None:
+            # A hook before the replay may have taken the memory of a tensor away.
+            for _, tensor in copies:
+                memory = _torch.memory_of(tensor)
+                if memory is not None and memory.nbytes() == 0 and tensor.numel():
+                    raise ArgumentError(
+                        "a tensor of the call has no memory when the replay copies it, expected"
+                        f" that of {tuple(tensor.shape)}: a hook has taken it away"
+                    )
             with torch.no_grad(), _torch.without_modes():
                 # A tensor may lie in another static one.
                 read = [one.clone() for _, one in copies] if copies[1:] else [copies[0][1]]

@@ -42,24 +42,35 @@ class Mode(NamedTuple):
         grad: True if gradients are recorded.
         inference: True in inference mode.
         autocast: The state of autocast; None while it is off.
+        settings: torch's settings that all threads have in common, as a number.
     """
 
     grad: bool
     inference: bool
     autocast: tuple[Any, ...] | None
+    settings: int
 
     @classmethod
     def now(cls) -> Mode:
         """Return the modes of this thread."""
         grad = torch.is_grad_enabled()
         autocast = _torch.autocast_state() if _torch.is_any_autocast_enabled() else None
-        return cls(grad, not grad and torch.is_inference_mode_enabled(), autocast)
+        inference = not grad and torch.is_inference_mode_enabled()
+        return cls(grad, inference, autocast, _torch.torch_settings().now())
 
     def __str__(self) -> str:
         """Name the modes that are not torch's default for inference."""
         names = ["grad"] if self.grad else ["inference mode"] if self.inference else []
         kinds = [str(dtype).removeprefix("torch.") for is_on, dtype in self.autocast or () if is_on]
-        return ", ".join([*names, *(f"autocast {kind}" for kind in kinds)])
+        names += [f"autocast {kind}" for kind in kinds]
+        # Only where two keys differ by them.
+        _settings.setdefault(self.settings, len(_settings))
+        number = _settings[self.settings]
+        return ", ".join([*names, *([f"settings {number} of torch"] if number else [])])
+
+
+# The numbers of torch's settings, in the order in which calls have shown them.
+_settings: dict[int, int] = {}
 
 
 class Same:

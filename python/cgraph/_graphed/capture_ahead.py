@@ -88,9 +88,8 @@ def _observe(answers: Answers, key: Key, call: Call) -> None:
     driver = _driver.current()
     rollback = Rollback(is_capturing=driver.is_capturing)
     args, kwargs = call.arguments(call.tensors)
-    before = Guards(
-        named_by(answers.reads.function, call.named_objects, call.named_modules, callees=True)
-    )
+    named = named_by(answers.reads.function, call.named_objects, call.named_modules, callees=True)
+    before = Guards(named.settle(lambda *_: True))
     # Snapshots are copied on another stream than the one that may still write.
     driver.synchronize()
     try:

@@ -39,6 +39,13 @@ class Change(NamedTuple):
         return f"{self.name} {self.verb}"
 
     @property
+    def is_move(self) -> bool:
+        """True if another tensor is there, of those that replays may copy."""
+        tensors = isinstance(self.before, torch.Tensor) and isinstance(self.now, torch.Tensor)
+        is_parameter = isinstance(self.before, torch.nn.Parameter)
+        return tensors and not is_parameter and not self.is_gradient
+
+    @property
     def is_of_sharing(self) -> bool:
         """True if the same tensor is elsewhere as well, and was not, or the other way round."""
         return isinstance(self.now, str) and self.before == self.now
@@ -97,6 +104,7 @@ class Guards:
 
     Args:
         places: The places that a walk has found.
+        compares: False for guards that only tell what there is.
 
     Attributes:
         native: The native guards, which compare them.
@@ -107,14 +115,16 @@ class Guards:
         requiring: For the place of each tensor that operators took, true if it requires a gradient.
     """
 
-    def __init__(self, places: Places) -> None:
+    def __init__(self, places: Places, *, compares: bool = True) -> None:
         self.unread = places.tensors
         self.modules = places.modules
         self.leaves = places.leaves
         self.addresses = places.addresses
         self.stopped = places.stopped
         self.refused = places.refused
-        self._take(places.found)
+        self._places: Sequence[Place] = places.found
+        if compares:
+            self._take(places.found)
 
     def _take(self, found: Sequence[Place]) -> None:
         self._places = found

@@ -25,8 +25,9 @@ _MISSES = 3
 # Number of captures in a row, each with few replays, after which a key is eager.
 _FRUITLESS = 5
 _FEW_REPLAYS = 8
-# Number of calls for which a key is eager; then it is tried again.
-_PAUSE = 256
+# Numbers of calls for which a key is eager the first time, and at most; then it is tried again.
+_PAUSE = 8
+_LONGEST_PAUSE = 256
 
 
 class Reason:
@@ -92,6 +93,8 @@ class Key:
         self._fruitless = 0
         self._replays_at_capture = 0
         self._pause = 0
+        self._next_pause = _PAUSE
+        self._replays_at_pause = 0
         self._pinned: Pinned | None = None
         self._threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
         self._again: Counter[tuple[str, str | None, str | None]] = Counter()
@@ -101,6 +104,11 @@ class Key:
         """Number of calls that were replays of its graphs, captures included."""
         found = self._past_replays + self._own_replays
         return found + sum(one.replays for one in self.entries)
+
+    @property
+    def has_served(self) -> bool:
+        """True if its graph has served calls besides the one that it was captured for."""
+        return self.replays > self._replays_at_capture + 1
 
     @property
     def entries(self) -> list[_core.Entry]:
@@ -142,7 +150,8 @@ class Key:
             return True
         # It is tried again from the beginning.
         self.state, self.shown, self.observed, self.misses = "observed", None, 0, 0
-        self._fruitless = 0
+        # One capture more shows whether they are of use now.
+        self._fruitless = min(self._fruitless, _FRUITLESS - 1)
         return False
 
     def was_replayed(self) -> None:
@@ -172,7 +181,11 @@ class Key:
             reason: The reason.
             pinned: The leaves whose history must go first; None if only calls count.
         """
-        self.state, self.reason, self._pause = "eager", reason, _PAUSE
+        if self.replays - self._replays_at_pause >= _FEW_REPLAYS:
+            self._next_pause = _PAUSE
+        self.state, self.reason, self._pause = "eager", reason, self._next_pause
+        self._next_pause = min(2 * self._next_pause, _LONGEST_PAUSE)
+        self._replays_at_pause = self.replays
         self._pinned = pinned
         self.shown = None
 

@@ -130,6 +130,8 @@ class Answers:
             family.is_passing = False
             key.eager_calls += 1
             return eager
+        if changes:
+            self.reads.note_moves(changes, is_in_a_row=not key.has_served)
         if key.recorded is not None and (changes or self._has_moved(key, call)):
             self.require_thawed(key, frozen, changes)
             if self._let_go(key, changes, call):

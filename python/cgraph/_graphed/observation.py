@@ -37,12 +37,14 @@ class Reads:
         options: Its options.
         codes: The code that has run, with the globals of each.
         copied: The names of places whose tensors replays copy.
+        moved: The names of places where the last call found another tensor than the one before.
     """
 
     function: Callable[..., Any]
     options: Options
     codes: Codes = field(default_factory=dict)
     copied: set[str] = field(default_factory=set)
+    moved: frozenset[str] = frozenset()
 
     def is_left(self, name: str) -> bool:
         """Return whether replays do not assign to a place, as it is not guarded or is ignored."""
@@ -69,6 +71,18 @@ class Reads:
         ]
         self.copied.update(names)
         return names[0] if names else None
+
+    def note_moves(self, changes: Sequence[Change], *, is_in_a_row: bool) -> None:
+        """Let replays copy tensors that have moved in two calls in a row.
+
+        Args:
+            changes: What a call has found changed.
+            is_in_a_row: True if the call before it found changes as well.
+        """
+        moved = frozenset(one.name for one in changes if one.is_move)
+        if is_in_a_row:
+            self.copied.update(moved & self.moved)
+        self.moved = moved
 
     def walk(
         self, call: Call, codes: Codes, gradients: Mapping[int, torch.Tensor | None] | None

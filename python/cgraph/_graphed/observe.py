@@ -48,7 +48,7 @@ def observe(
     if reads.codes and "grad" not in names and "backward" not in names:
         begin = reads.walk(call, dict(reads.codes), {})
         given = call.objects, (args, kwargs), call.places
-        state = Assignments(Guards(begin), names, *given)
+        state = Assignments(Guards(begin, compares=False), names, *given)
     breaks = ObservedBreaks(observer, aside=nullcontext if state is None else state.aside)
     containers = Containers((args, kwargs))
     with observer.watching(), observer.noting(), breakable(breaks):
@@ -69,6 +69,8 @@ def observe(
         shown.refused = f"the function changes an argument: {changed}"
     elif observer.codes.is_blind:
         shown.refused = "a profiler is active, which hides the code that runs"
+    elif observer.has_nested:
+        shown.refused = "more than its elements: the function works on a nested tensor"
     elif breaks.written is not None:
         shown.refused = (
             f"the break {breaks.written} has returned its argument, which later code writes"

@@ -31,7 +31,7 @@ from cgraph._operators.observer import ObservedBreaks, Observer, Refusal
 from cgraph._operators.snapshots import RandomSnapshot, bytes_of
 from cgraph._operators.trace import Difference, Trace
 from cgraph._python.names import names_in
-from cgraph._torch import tree_iter
+from cgraph._torch import tree_iter, tree_map
 from cgraph.breaks import breakable, on_one_thread
 from cgraph.cudagraph import CUDAGraph
 from cgraph.segments import SegmentedGraph
@@ -175,6 +175,8 @@ def record(plan: CapturePlan, statics: list[torch.Tensor]) -> Capture:
                 state.unplace()
                 returned = handed_over(returned, statics, call.tensors)
                 return Capture(None, returned, None, None, stopped[0])
+            # Containers in the result may be among what is put back.
+            returned = tree_map(lambda leaf: leaf, returned)
             assigned = state.taken_out(can_return)
             values = [one.value for one in assigned]
             result = Result.of(returned, statics, is_new, driver.device_type, values)

@@ -42,7 +42,7 @@ def can_be_like(shown: Observation) -> bool:
 
 def for_sizes(shown: Observation, reads: Reads, call: Call) -> Observation:
     """Return the observation with guards on all named tensors: other sizes may take others."""
-    guards = Guards(reads.walk(call, shown.codes, {}))
+    guards = Guards(reads.walk(call, shown.codes, {}).settle(lambda *_: True))
     return replace(shown, guards=guards, restore=_state(guards, shown, call))
 
 

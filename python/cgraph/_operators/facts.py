@@ -93,6 +93,10 @@ def _take(
             numbers.append((type(one), repr(one)))
         elif isinstance(one, torch.Generator):
             numbers.append(int(one._cdata))  # type: ignore[attr-defined]
+        elif isinstance(one, torch.ScriptObject):
+            # A process group or a reduction has another one around it in each call, and packed
+            # weights cannot be compared. Guards tell such objects of Python's apart.
+            numbers.append(one._type().qualified_name())  # type: ignore[attr-defined]
         else:
             numbers.append((type(one), one))
 

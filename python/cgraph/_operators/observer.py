@@ -118,6 +118,7 @@ class Observer(OperatorMode):
         generators: The generators that operators drew from, besides the default ones.
         draws: True if an operator draws random numbers.
         is_backward: True if an operator was part of a backward pass.
+        has_nested: True if an operator works on a nested tensor.
         stop: Called, if this is a capture, at the first operator that it refuses; it ends the
             capture, and the rest of the call runs eagerly.
         is_over: True if nothing is noted any more.
@@ -144,6 +145,7 @@ class Observer(OperatorMode):
         self.generators: list[torch.Generator] = []
         self.draws = False
         self.is_backward = False
+        self.has_nested = False
         self.stop: Callable[[Refusal], None] | None = None
         self.is_over = False
         self.by_recorder = False
@@ -431,6 +433,10 @@ class Observer(OperatorMode):
             return (("input", whole),)
         if tensor.dim() == 0 and tensor.device.type != self._device_type:
             return ("host",), tensor.dtype
+        if tensor.is_nested:
+            # It has no shape.
+            self.has_nested = True
+            return ("other", "nested tensor"), tensor.dtype
         if memory is None:
             return ("other", type(tensor).__name__), tensor.shape, tensor.dtype
         origin = self._origins.get(number)

@@ -200,7 +200,8 @@ class PaddedSizes:
         use = answers.captures.pool_use
         common: dict[str, Any] = {
             "is_in_order": call.is_in_order,
-            "modes": call.mode,
+            "modes": call.mode[:3],
+            "settings": call.mode.settings,
             "guards": guards.native,
             "last_stream": use.last_stream,
             "lock": answers.lock,

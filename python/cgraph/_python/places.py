@@ -308,7 +308,10 @@ class Places:
             if check[0] != "tensor":
                 continue
             is_copied = name in self._copied
+            has_form = _torch.memory_of(tensor) is not None and _torch.form_of(tensor) is None
             if not is_copied and (number in with_gradients or is_taken(tensor, name)):
+                if not has_form:
+                    self.found[number] = Place(parent, step, ("is", tensor), name, tensor)
                 continue
             if step[0] == "grad":
                 self.found[number] = Place(parent, step, ("kind", type(tensor)), name, tensor)
@@ -316,7 +319,7 @@ class Places:
             holder = step[1] if parent < 0 else self.found[parent].value
             self.tensors.append((holder, step, name))
             check = ("input" if is_copied else "form", tensor)
-            if _torch.memory_of(tensor) is None or _torch.form_of(tensor) is not None:
+            if not has_form:
                 check = ("kind", type(tensor))
             self.found[number] = Place(parent, step, check, name, form_in_words(tensor))
         return self

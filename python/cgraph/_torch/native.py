@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+from typing import Any
 
 import torch
 
@@ -12,7 +13,13 @@ from cgraph import _core
 from cgraph._torch.fields import tensor_fields
 from cgraph._torch.tensors import without_modes
 
-__all__ = ["fresh_functions", "mode_addresses", "stable_functions", "tensor_reader"]
+__all__ = [
+    "fresh_functions",
+    "mode_addresses",
+    "stable_functions",
+    "tensor_reader",
+    "torch_settings",
+]
 
 
 @functools.cache
@@ -102,6 +109,75 @@ def fresh_functions() -> dict[str, int]:
     return {}
 
 
+_FLAGS = (
+    "userEnabledCuDNN",
+    "benchmarkCuDNN",
+    "deterministicCuDNN",
+    "deterministicAlgorithms",
+    "deterministicAlgorithmsWarnOnly",
+    "deterministicFillUninitializedMemory",
+    "userEnabledFlashSDP",
+    "userEnabledMemEfficientSDP",
+    "userEnabledMathSDP",
+    "userEnabledCuDNNSDP",
+    "allowFP16BF16ReductionMathSDP",
+    "allowFP16ReductionCuBLAS",
+    "allowBF16ReductionCuBLAS",
+    "allowFP16AccumulationCuBLAS",
+)
+# The last torch in which they only read a field.
+_OLD_FLAGS = ("allowTF32CuBLAS", "allowTF32CuDNN", "float32MatmulPrecision")
+_PRECISION = "_ZNK2at7Context16float32PrecisionENS_14Float32BackendENS_9Float32OpE"
+
+
+@functools.cache
+def torch_settings() -> _core.TorchSettings:
+    """Return the native reader of torch's settings that all threads have in common.
+
+    What it cannot read itself, as torch has no such function, is read by Python in each call.
+    """
+
+    def flag(name: str) -> int:
+        symbol = f"_ZNK2at7Context{len(name)}{name}Ev"
+        return _addresses({name: (_CPU, symbol)}).get(name, 0)
+
+    context = _addresses({"context": (_CPU, "_ZN2at13globalContextEv")}).get("context", 0)
+    dtype = _addresses({"dtype": (_C10, "_ZN3c1031get_default_dtype_as_scalartypeEv")})
+    precision = _addresses({"precision": (_CPU, _PRECISION)}).get("precision", 0)
+    # An old torch does not know of a setting that it does not have.
+    flags = [found for found in map(flag, _FLAGS) if found]
+    also = None
+    if not precision:
+        old = [flag(name) for name in _OLD_FLAGS]
+        flags += old if all(old) else []
+        also = None if all(old) else _precisions
+    if not (context and dtype):
+        also = _settings
+    return _core.TorchSettings(context, flags, precision, dtype.get("dtype", 0), also)
+
+
+def _precisions() -> int:
+    """Return a number for the precisions of float32."""
+    backends: Any = torch.backends
+    found = backends.cuda.matmul.fp32_precision, backends.cudnn.fp32_precision
+    return hash((*found, backends.cudnn.conv.fp32_precision)) & _WORD
+
+
+def _settings() -> int:
+    """Return a number for the settings that Python can read."""
+    cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
+    of_attention = (
+        cuda.flash_sdp_enabled(),
+        cuda.mem_efficient_sdp_enabled(),
+        cuda.math_sdp_enabled(),
+        cuda.cudnn_sdp_enabled(),
+    )
+    of_libraries = cudnn.enabled, cudnn.benchmark, cudnn.deterministic
+    of_all = torch.get_deterministic_debug_mode(), str(torch.get_default_dtype())
+    return hash((of_attention, of_libraries, of_all, torch.get_float32_matmul_precision())) & _WORD
+
+
+_WORD = (1 << 64) - 1
 _CPU, _C10, _PYTHON = "libtorch_cpu.so", "libc10.so", "libtorch_python.so"
 # `THPVariable_Wrap` takes an rvalue reference, a reference, or in older torch a value.
 _WRAPS = tuple(

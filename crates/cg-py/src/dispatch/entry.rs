@@ -86,9 +86,10 @@ impl Entry {
     /// several threads may make a call at a time. `is_open` tells whether a backward pass may still read what its last call left,
     /// which the next one would overwrite. `lent` gets to know the static results. `placed` are the signatures of
     /// tensors at guarded places, which are copied behind those of the arguments. `assigns` is called with what a
-    /// replay returns, the positional arguments and those by name or `None`, and returns the result.
+    /// replay returns, the positional arguments and those by name or `None`, and returns the result. `settings` are
+    /// those that torch must have; any, if none are given.
     #[new]
-    #[pyo3(signature = (args, kwargs, *, is_in_order, modes, work, outputs, last_stream, lock, lent=None, guards=None, written=Vec::new(), is_open=None, placed=Vec::new(), assigns=None))]
+    #[pyo3(signature = (args, kwargs, *, is_in_order, modes, work, outputs, last_stream, lock, lent=None, guards=None, written=Vec::new(), is_open=None, placed=Vec::new(), assigns=None, settings=None))]
     #[expect(
         clippy::too_many_arguments,
         reason = "keywords, given once for each capture"
@@ -109,6 +110,7 @@ impl Entry {
         is_open: Option<Py<PyAny>>,
         placed: Vec<Py<Signature>>,
         assigns: Option<Py<PyAny>>,
+        settings: Option<u64>,
     ) -> PyResult<Self> {
         let args = args.iter().map(|pattern| Pattern::parse(&pattern));
         let kwargs = kwargs.iter().map(|item| {
@@ -134,7 +136,7 @@ impl Entry {
             args,
             kwargs,
             is_in_order,
-            mode: Mode::new(modes),
+            mode: Mode::new(modes, settings),
             guards,
             placed,
             assigns,

@@ -7,6 +7,7 @@ mod lent_results;
 mod modes;
 mod observers;
 mod results;
+mod torch_settings;
 
 use std::collections::HashMap;
 
@@ -22,6 +23,7 @@ pub(crate) use lent_results::LentResults;
 pub(crate) use modes::set_driver;
 use modes::{Mode, Modes};
 pub(crate) use observers::Observers;
+pub(crate) use torch_settings::TorchSettings;
 
 use crate::arguments::MatchedArguments;
 use crate::detach::require_unforked;
@@ -45,7 +47,8 @@ impl Dispatcher {
     /// has to see each operator, and torch's modes; `autocast` is called only while `is_autocast` is true.
     /// `forward_ad` has the variables of `torch.autograd.forward_ad`. `functions` are the addresses of
     /// torch's own functions for the modes, by the names of the arguments, and of `is_included`, which
-    /// tells of a dispatch key: `keys` are those that transforms, modes and tracers include.
+    /// tells of a dispatch key: `keys` are those that transforms, modes and tracers include. `settings` tells those
+    /// of torch that all threads have in common.
     #[new]
     #[expect(
         clippy::too_many_arguments,
@@ -63,12 +66,13 @@ impl Dispatcher {
         autocast: Py<PyAny>,
         functions: HashMap<String, usize>,
         keys: Vec<u16>,
+        settings: Py<TorchSettings>,
     ) -> Self {
         let by_python = [is_grad_enabled, is_inference, is_autocast, autocast];
         Self {
             is_capturing,
             observers: Observers::new(&functions, keys, is_intercepted, forward_ad),
-            modes: Modes::new(&functions, by_python),
+            modes: Modes::new(&functions, by_python, settings),
             entries: Attached::new(PyTuple::empty(py).unbind()),
         }
     }

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use pyo3::prelude::*;
 use pyo3::{PyTraverseError, PyVisit};
 
+use super::torch_settings::TorchSettings;
 use crate::raw::{self, Tells, TellsOf};
 
 /// Finds the modes.
@@ -16,6 +17,7 @@ pub(super) struct Modes {
     is_autocast: Py<PyAny>,
     /// Returns what can be compared, while autocast is on.
     autocast: Py<PyAny>,
+    settings: Py<TorchSettings>,
 }
 
 /// torch's own functions, which take a tenth of the time of calls by Python.
@@ -31,6 +33,8 @@ pub(crate) struct Mode {
     inference: bool,
     autocast: Option<Py<PyAny>>,
     driver: u64,
+    /// torch's settings, as a number; none for any.
+    settings: Option<u64>,
 }
 
 /// The number of the driver in force.
@@ -51,6 +55,7 @@ impl Modes {
     pub(super) fn new(
         functions: &HashMap<String, usize>,
         [is_grad_enabled, is_inference, is_autocast, autocast]: [Py<PyAny>; 4],
+        settings: Py<TorchSettings>,
     ) -> Self {
         Self {
             native: Native::find(functions),
@@ -58,6 +63,7 @@ impl Modes {
             is_inference,
             is_autocast,
             autocast,
+            settings,
         }
     }
 
@@ -74,6 +80,7 @@ impl Modes {
             inference: !grad && inference,
             autocast: autocast.transpose()?,
             driver: DRIVER.load(Ordering::Relaxed),
+            settings: Some(self.settings.get().now(py)?),
         })
     }
 
@@ -95,7 +102,8 @@ impl Modes {
             &self.is_autocast,
             &self.autocast,
         ];
-        all.into_iter().try_for_each(|one| visit.call(one))
+        all.into_iter().try_for_each(|one| visit.call(one))?;
+        visit.call(&self.settings)
     }
 }
 
@@ -117,8 +125,12 @@ impl Native {
 
 impl Mode {
     /// Modes under the driver in force.
-    pub(super) fn new((grad, inference, autocast): (bool, bool, Option<Py<PyAny>>)) -> Self {
+    pub(super) fn new(
+        (grad, inference, autocast): (bool, bool, Option<Py<PyAny>>),
+        settings: Option<u64>,
+    ) -> Self {
         Self {
+            settings,
             grad,
             inference,
             autocast,
@@ -130,7 +142,8 @@ impl Mode {
     pub(super) fn equals(&self, other: &Self, py: Python<'_>) -> PyResult<bool> {
         let is_same = self.grad == other.grad
             && self.inference == other.inference
-            && self.driver == other.driver;
+            && self.driver == other.driver
+            && (self.settings.is_none() || self.settings == other.settings);
         if !is_same {
             return Ok(false);
         }

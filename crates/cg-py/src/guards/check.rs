@@ -241,7 +241,9 @@ impl Check {
                 visit.call(class)?;
                 visit.call(&members.of)
             }
-            Self::Tensor(tensor) | Self::Form(tensor) | Self::Input(tensor) => tensor.traverse(visit),
+            Self::Tensor(tensor) | Self::Form(tensor) | Self::Input(tensor) => {
+                tensor.traverse(visit)
+            }
         }
     }
 }

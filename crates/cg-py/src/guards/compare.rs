@@ -3,8 +3,8 @@
 use pyo3::prelude::*;
 
 use super::Guards;
-use super::last_values::{LastValues, ObjectChange};
 use super::check::Check;
+use super::last_values::{LastValues, ObjectChange};
 use super::place::{Inside, Place, Places, TensorAt, Untracked};
 use crate::raw::function_changes;
 

@@ -161,7 +161,9 @@ impl Step {
         match self {
             Self::Root(object) | Self::Slot(object) => visit.call(object),
             Self::Attribute(key) | Self::Item(key) => key.traverse(visit),
-            Self::Object(_) | Self::Class(_) | Self::Cell | Self::Gradient | Self::Context => Ok(()),
+            Self::Object(_) | Self::Class(_) | Self::Cell | Self::Gradient | Self::Context => {
+                Ok(())
+            }
         }
     }
 }

@@ -26,7 +26,10 @@ impl ClassTags {
 
     /// Return the tag of a class; 0 if it has none.
     #[inline]
-    #[expect(clippy::unused_self, reason = "only where `new` has made one is it there")]
+    #[expect(
+        clippy::unused_self,
+        reason = "only where `new` has made one is it there"
+    )]
     pub(crate) fn of(self, class: &Bound<'_, PyType>) -> u32 {
         // SAFETY: a class of such a Python has these words, and this one is alive.
         let tag = unsafe { class.as_ptr().byte_add(TAG) }.cast::<u32>();

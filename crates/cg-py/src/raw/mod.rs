@@ -19,6 +19,7 @@ mod lookup;
 mod new_tensor;
 mod stable_functions;
 mod storages;
+mod torch_settings;
 mod view;
 
 use std::collections::HashMap;
@@ -50,6 +51,7 @@ pub(crate) use lookup::{ClassReader, entry_at, item_address, position_of, slot, 
 pub(crate) use new_tensor::NewTensor;
 pub(crate) use stable_functions::Form;
 pub(crate) use storages::{exchange_memory, storage_uses};
+pub(crate) use torch_settings::GlobalSettings;
 pub(crate) use view::{Dtype, Lazy, Place, View};
 
 /// `CU_STREAM_PER_THREAD`.
