@@ -26,6 +26,7 @@ class Change(NamedTuple):
         before: The previous value.
         now: The present value; ``NOTHING`` if there is none.
         is_gradient: True if it is the gradient of a leaf.
+        is_in_tuple: True if nothing else can be put there.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Change(NamedTuple):
     before: Any
     now: Any
     is_gradient: bool = False
+    is_in_tuple: bool = False
 
     def __str__(self) -> str:
         """Return the change as text."""
@@ -43,7 +45,7 @@ class Change(NamedTuple):
         """True if another tensor is there, of those that replays may copy."""
         tensors = isinstance(self.before, torch.Tensor) and isinstance(self.now, torch.Tensor)
         is_parameter = isinstance(self.before, torch.nn.Parameter)
-        return tensors and not is_parameter and not self.is_gradient
+        return tensors and not (is_parameter or self.is_gradient or self.is_in_tuple)
 
     @property
     def is_of_sharing(self) -> bool:
@@ -230,5 +232,8 @@ class Guards:
                 makes_key = (now is None) != (place.value is None)
             elif makes_key:
                 makes_key = is_plain(now)
-            found.append(Change(place.name, makes_key, place.value, now, is_gradient))
+            parent = self._places[place.parent].value if place.parent >= 0 else ()
+            is_in_tuple = isinstance(parent, tuple)
+            change = place.name, makes_key, place.value, now, is_gradient, is_in_tuple
+            found.append(Change(*change))
         return found

@@ -140,7 +140,8 @@ class Answers:
                 return eager
         if key.recorded is not None:
             return self.replayed(key, call, args, kwargs, eager)
-        if key.shown is not None and (changes or not key.shown.guards.copy(self.reads.copied)):
+        copied = () if key.shown is None or key.shown.needs_grad else self.reads.copied
+        if key.shown is not None and (changes or not key.shown.guards.copy(copied)):
             key.shown = key.shown.now(self.reads, call)
         self.require_thawed(key, frozen)
         return self._anew(family, key, call, args, kwargs, eager)

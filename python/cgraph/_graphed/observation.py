@@ -177,7 +177,13 @@ class Observation:
         codes = dict(observer.codes.globals)
         if before is not None:
             codes |= before.codes
-        tensors = (one for one in tree_iter(result) if isinstance(one, torch.Tensor))
+        needs_grad = before is not None and before.needs_grad
+        needs_grad |= any(
+            isinstance(one, torch.Tensor)
+            and one.grad_fn is not None
+            and (call.mode.grad or observer.made(one))
+            for one in tree_iter(result)
+        )
         if before is not None and not gradients and before.covers(observer, call):
             guards = before.guards
         else:
@@ -188,7 +194,8 @@ class Observation:
                     # Only a capture knows which gradients a backward pass inside begins with.
                     gradients = {}
                 begin = reads.walk(call, codes, gradients)
-            guards = Guards(begin.settle(taken_by(observer.trace.outside)))
+            taken = taken_by(observer.trace.outside)
+            guards = Guards(begin.settle(taken, copies=not needs_grad))
         reads.codes |= codes
         # A name that is only assigned to is not compared.
         stored = stored_in(codes) if assigned else ()
@@ -213,10 +220,7 @@ class Observation:
             tuple(observer.refusals),
             observer.codes.seeds,
             has_breaks,
-            any(
-                one.grad_fn is not None and (call.mode.grad or observer.made(one))
-                for one in tensors
-            ),
+            needs_grad,
             observer.is_backward,
             tuple(observer.generators),
             frozenset(written),
@@ -234,7 +238,10 @@ class Observation:
         Return None if other tensors require gradients: another call has to be observed then.
         """
         names = self.guards.taken_names
-        guards = Guards(reads.walk(call, self.codes, {}).settle(lambda _, name: name in names))
+        walk = reads.walk(call, self.codes, {})
+        guards = Guards(
+            walk.settle(lambda _, name: name in names, copies=not self.needs_grad)
+        )
         known, now = self.guards.requiring, guards.requiring
         is_same = all(now[name] == known[name] for name in now.keys() & known.keys())
         return replace(self, guards=guards) if is_same else None

@@ -221,7 +221,6 @@ def train(plan: CapturePlan, statics: list[torch.Tensor]) -> Capture:
         has_breaks=is_divided,
         before=plan.before,
     )
-    shown.needs_grad = True
     trained.kept, trained.frozen = frozen_in(observer.trace, driver, trained.pool)
     # A backward pass may come after the key has dropped the graphs.
     trained.replay.kept = trained.kept

@@ -297,17 +297,20 @@ class Places:
             check = ("plain", None) if grad is None else ("tensor", grad)
             self._add(number, ("grad",), check, f"{name}.grad", grad)
 
-    def settle(self, is_taken: Callable[[torch.Tensor, str], bool]) -> Places:
+    def settle(
+        self, is_taken: Callable[[torch.Tensor, str], bool], *, copies: bool = True
+    ) -> Places:
         """Let the address count only of tensors that operators took and replays do not copy.
 
         Args:
             is_taken: Returns whether an operator took a tensor, whose place has this name.
+            copies: False if replays copy none, as those with gradients.
         """
         with_gradients = {one.parent for one in self.found if one.step[0] == "grad"}
         for number, (parent, step, check, name, tensor) in enumerate(self.found):
             if check[0] != "tensor":
                 continue
-            is_copied = name in self._copied
+            is_copied = copies and name in self._copied
             has_form = _torch.memory_of(tensor) is not None and _torch.form_of(tensor) is None
             if not is_copied and (number in with_gradients or is_taken(tensor, name)):
                 if not has_form:
@@ -544,6 +547,8 @@ def put_at(holder: Any, step: tuple[Any, ...], value: Any) -> None:
             dict.pop(found, rest[0], None)
         else:
             dict.__setitem__(found, rest[0], value)
+    elif kind == "item" and value is not NOTHING:
+        next(one for one in (list, deque) if isinstance(holder, one)).__setitem__(holder, *rest, value)
     elif kind == "cell" and value is not NOTHING:
         holder.cell_contents = value
     elif kind == "slot":

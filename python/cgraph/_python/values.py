@@ -7,6 +7,7 @@ import enum
 import sys
 import threading
 import types
+from collections import deque
 from collections.abc import Hashable, Iterator
 from typing import Any
 
@@ -174,7 +175,7 @@ def tensors_behind(value: Any) -> Iterator[torch.Tensor]:
         parts: list[Any] = [*attributes_of(one).values()]
         if isinstance(one, dict):
             parts += dict.values(one)
-        elif isinstance(one, list | tuple | set | frozenset):
+        elif isinstance(one, list | tuple | set | frozenset | deque):
             parts += one
         for part in parts:
             left -= 1
