@@ -286,6 +286,8 @@ def _installed(function: Any, graphed: Graphed, conditions: Conditions | None) -
 
         @functools.wraps(function, updated=())
         def graphed_function(*args: Any, **kwargs: Any) -> Any:
+            if graphed.loses_gradients(args, kwargs):
+                return function(*args, **kwargs)
             if conditions is not None:
                 conditions.require(None)
             return graphed(*args, **kwargs)
@@ -296,7 +298,7 @@ def _installed(function: Any, graphed: Graphed, conditions: Conditions | None) -
 
 
 class _Forward:
-    """The forward of a graphed module, which is graphed in the mode that it was captured in.
+    """The forward of a graphed module, which is graphed in the modes that it was captured in.
 
     It does not refer to the module: the cycle would keep the module and the graphs alive until the
     garbage collector finds it.
@@ -319,7 +321,8 @@ class _Forward:
             raise StateError(
                 "the graphed module has been freed; its forward cannot be called on its own"
             )
-        if module.training == self._training:
+        is_of_mode = module.training == self._training
+        if is_of_mode and not self._graphed.loses_gradients(args, kwargs):
             if self._conditions is not None:
                 self._conditions.require(module)
             return self._graphed(*args, **kwargs)

@@ -187,13 +187,24 @@ def test_a_call_under_another_autocast_than_the_capture_is_refused(lab: Lab) -> 
         graphed(x)
 
 
-def test_a_callable_captured_without_gradients_warns_once_where_they_are_lost(lab: Lab) -> None:
+@pytest.mark.parametrize("is_module", [False, True])
+def test_a_callable_captured_without_gradients_runs_as_it_was_where_there_are_some(
+    lab: Lab, is_module: bool
+) -> None:
+    module, twin = net(lab), net(lab)
+    twin.load_state_dict(module.state_dict())
+    function = module if is_module else lambda x: module(x)
     with torch.no_grad():
-        graphed = make_graphed_callables(net(lab), (fresh(lab, 5, 4),))
-        graphed(fresh(lab, 5, 4))
-    with pytest.warns(CgraphWarning, match=r"captured under torch.no_grad\(\)"):
-        assert not graphed(fresh(lab, 5, 4)).requires_grad
-    graphed(fresh(lab, 5, 4))
+        graphed = make_graphed_callables(function, (fresh(lab, 5, 4),))
+        x = fresh(lab, 5, 4)
+        assert_close(graphed(x), twin(x))
+    x = fresh(lab, 5, 4).requires_grad_(not is_module)
+    other = x.detach().clone().requires_grad_(not is_module)
+    graphed(x).square().sum().backward()
+    twin(other).square().sum().backward()
+    pairs = zip(module.parameters(), twin.parameters(), strict=True)
+    for one, right in [(x, other)] if not is_module else pairs:
+        assert_close(one.grad, right.grad)
 
 
 def test_a_result_that_is_written_is_refused_where_the_backward_pass_reads_it(lab: Lab) -> None:

@@ -69,6 +69,7 @@ def dispatcher(served: _core.Entry) -> _core.Dispatcher:
         _torch.autocast_state,
         _torch.mode_addresses(),
         _torch.interception_keys(),
+        _torch.torch_settings(),
     )
     made.add(served)
     return made

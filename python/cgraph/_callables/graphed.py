@@ -134,12 +134,17 @@ class Graphed:
             self._warn_of_lost_gradients(tensors)
             outputs = _torch.apply(_Replay, self, *tensors, *self._used_parameters)
         else:
-            if not self._captured.records and torch.is_grad_enabled():
-                self._warn_of_no_backward(tensors)
             outputs = self.forward(tensors)
         if self._is_single:
             return outputs[0]
         return _torch.tree_unflatten(outputs, self._spec)
+
+    def loses_gradients(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Return whether a call has gradients, and the capture was made without."""
+        if self._captured.records or not torch.is_grad_enabled():
+            return False
+        tensors = (one for one in _torch.tree_iter((args, kwargs)) if _is_tensor(one))
+        return any(one.requires_grad for one in (*tensors, *self._parameters, *self._frozen))
 
     def forward(self, tensors: tuple[torch.Tensor, ...]) -> tuple[Any, ...]:
         """Replay the forward pass; return the outputs without history."""
@@ -306,19 +311,6 @@ class Graphed:
         warnings.warn(
             f"{lost[0]} of {self.name} requires a gradient, and {lost[1]} did not: it gets none."
             " Set requires_grad before the callable is graphed",
-            CgraphWarning,
-            stacklevel=levels_to_user(),
-        )
-
-    def _warn_of_no_backward(self, tensors: tuple[torch.Tensor, ...]) -> None:
-        owned = (*tensors, *self._parameters, *self._frozen)
-        if self._warned or not any(one.requires_grad for one in owned):
-            return
-        self._warned = True
-        warnings.warn(
-            f"{self.name} was captured under torch.no_grad(), and is called with gradients: its"
-            " results have none. Capture it with gradients enabled, or call it under"
-            " torch.no_grad()",
             CgraphWarning,
             stacklevel=levels_to_user(),
         )

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from cgraph._graphed.guards import Change, Guards, Way, way_of
+from cgraph._graphed.guards import Change, Guards, Way, name_of_last, way_of
 from cgraph._python.places import NOTHING, found_at, items_of, name_of_item, put_at, slots_of
 from cgraph._python.values import as_key, attributes_of, is_plain, is_same
 from cgraph._torch import tree_flatten, tree_map
@@ -51,10 +51,7 @@ class Target(NamedTuple):
     @property
     def key(self) -> str | None:
         """The name in code that assigns to it; None for an item."""
-        kind, *rest = self.step
-        if kind == "item" and self.path:
-            return None
-        return str(getattr(rest[0], "__name__", rest[0])) if rest else self.name
+        return name_of_last((*self.path, self.step), self.name)
 
     def holder(self, objects: Sequence[Any] = (), arguments: Arguments = ((), {})) -> Any:
         """Return what holds it, given the objects and the arguments of a call."""
@@ -246,7 +243,10 @@ class Assignments:
         @functools.wraps(fn, updated=())
         def call(*args: Any, **kwargs: Any) -> Any:
             for target, *_, value in made:
-                put_at(target.holder(), target.step, tree_map(_copied, value))
+                holder = target.holder()
+                # In the capture itself it is there.
+                if found_at(holder, target.step) is not value:
+                    put_at(holder, target.step, tree_map(_copied, value))
             return fn(*args, **kwargs)
 
         return call

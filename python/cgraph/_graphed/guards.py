@@ -14,7 +14,7 @@ from cgraph._python.places import NOTHING, Place, Places, found_at
 from cgraph._python.values import form_in_words, is_plain
 from cgraph._text import shown
 
-__all__ = ["Change", "Guards", "Way", "way_of"]
+__all__ = ["Change", "Guards", "Way", "name_of_last", "way_of"]
 
 
 class Change(NamedTuple):
@@ -90,11 +90,29 @@ class Way(NamedTuple):
     holder: Any
     value: Any
 
+    @property
+    def way(self) -> Hashable:
+        """An identity of the way."""
+        return way_of(self.root, self.path)
+
+    @property
+    def key(self) -> str | None:
+        """The name in code that assigns to the place; None for an item or a root."""
+        return name_of_last(self.path, self.name)
+
 
 def way_of(root: tuple[Any, ...], path: tuple[tuple[Any, ...], ...]) -> Hashable:
     """Return an identity of the way that begins with a root and has these steps."""
     kind, *rest = root
     return kind, id(rest[0]) if kind == "root" else tuple(rest), path
+
+
+def name_of_last(path: tuple[tuple[Any, ...], ...], name: str) -> str | None:
+    """Return the name in code of the last step on a way to a place; None for an item or a root."""
+    if not path or (path[-1][0] == "item" and len(path) > 1):
+        return None
+    kind, *rest = path[-1]
+    return str(getattr(rest[0], "__name__", rest[0])) if rest else name
 
 
 _HOLDING = ("object", "dict", "list", "set", "class")
@@ -145,7 +163,7 @@ class Guards:
         new, kept = copy.copy(self), []
         numbers: dict[int, int] = {-1: -1}
         for number, (way, place) in enumerate(zip(self._ways(), self._places, strict=True)):
-            if place.parent in numbers and way_of(way.root, way.path) not in ways:
+            if place.parent in numbers and way.way not in ways:
                 numbers[number] = len(kept)
                 kept.append(place._replace(parent=numbers[place.parent]))
         new._take(kept)
@@ -191,6 +209,16 @@ class Guards:
         """Return whether replays copy all tensors at places of these names."""
         places = (one for one in self._places if one.check[0] in ("tensor", "form"))
         return not any(one.name in names for one in places)
+
+    def made(
+        self, is_made: Callable[[torch.Tensor], bool], objects: Sequence[Any]
+    ) -> list[Way]:
+        """Return the ways to the tensors that a call has made."""
+        return [
+            way
+            for way in self._ways(objects)
+            if isinstance(way.value, torch.Tensor) and is_made(way.value)
+        ]
 
     def inputs(self, objects: Sequence[Any] = ()) -> list[Way]:
         """Return the ways to the tensors that replays copy, in their order."""

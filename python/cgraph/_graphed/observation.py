@@ -50,6 +50,10 @@ class Reads:
         """Return whether replays do not assign to a place, as it is not guarded or is ignored."""
         return name in self.options.unguarded or self.options.ignores(name)
 
+    def counted(self, changed: Sequence[Assigned]) -> list[Assigned]:
+        """Return those of some changes that are at guarded places and are not ignored."""
+        return [one for one in changed if not self.is_left(one.target.name)]
+
     def changes(self, guards: Guards, objects: Sequence[Any]) -> list[Change]:
         """Return the changes of places, except those that replays need not make."""
         found = guards.changes(objects)
@@ -198,8 +202,11 @@ class Observation:
             guards = Guards(begin.settle(taken, copies=not needs_grad))
         reads.codes |= codes
         # A name that is only assigned to is not compared.
-        stored = stored_in(codes) if assigned else ()
+        stored = stored_in(codes)
         only = {one.target.way for one in assigned or () if one.target.key in stored}
+        if stored and assigned is None:
+            made = guards.made(observer.made, call.objects)
+            only = {one.way for one in made if one.key in stored}
         guards = guards.without(only) if only else guards
         memories = ((one.name, _torch.memory_of(one.value)) for one in call.statics)
         statics = {one.data_ptr(): f"argument {name}" for name, one in memories if one is not None}

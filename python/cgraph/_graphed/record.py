@@ -213,8 +213,9 @@ def record(plan: CapturePlan, statics: list[torch.Tensor]) -> Capture:
     )
     recorded.kept, recorded.frozen = frozen_in(observer.trace, plan.driver, recorded.pool)
     changes = plan.reads.changes(plan.before.guards, call.objects)
-    left = [one for one in state.changed() if not plan.reads.is_left(one.target.name)]
-    difference = shown.difference(plan.before, observer, changes, left, assigned)
+    difference = shown.difference(
+        plan.before, observer, changes, plan.reads.counted(state.changed()), assigned
+    )
     if (moving := plan.reads.copy(assigned, observer.trace.outside)) is not None:
         difference = Difference(f"{moving} is read and assigned: it is copied from now on", None)
     if difference is None and left and not recorded.breaks:

@@ -210,7 +210,7 @@ def train(plan: CapturePlan, statics: list[torch.Tensor]) -> Capture:
     changes = plan.reads.changes(plan.before.guards, call.objects)
     # Stand-ins are other objects than the parameters.
     changes = [one for one in changes if not one.is_of_sharing]
-    left = [one for one in state.changed() if not plan.reads.is_left(one.target.name)]
+    left = plan.reads.counted(state.changed())
     state.undo(left)
     shown = Observation.of(
         observer,

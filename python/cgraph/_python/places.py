@@ -534,7 +534,10 @@ _CAN_CHANGE = 1 << 9
 def name_of_item(holder: str, key: Any) -> str:
     """Return the name of an item of a dictionary, which is an attribute of a module in its own."""
     owner, _, last = holder.rpartition(".")
-    return f"{owner}.{key}" if last in _OF_MODULE else f"{holder}[{key!r:.40}]"
+    if last in _OF_MODULE:
+        return f"{owner}.{key}"
+    # The text of a tensor would be read from the device.
+    return f"{holder}[{f'{key!r:.40}' if is_plain(key) else type(key).__name__}]"
 
 
 def put_at(holder: Any, step: tuple[Any, ...], value: Any) -> None:

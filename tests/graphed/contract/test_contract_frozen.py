@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import cgraph
 from cgraph import _torch
 from cgraph.errors import EagerWarning
-from contract_calls import Box, counted, follow, runs_of, states_of
+from contract_calls import Box, counted, equal, follow, runs_of, states_of
 from graphed_calls import numbers, quiet
 from lab import Lab, fresh
 
@@ -219,10 +219,16 @@ def test_side_effects_that_are_ignored_need_not_happen_in_replays(
 @pytest.mark.parametrize("what", CHANGES)
 def test_side_effects_of_other_names_are_not_ignored(lab: Lab, what: str) -> None:
     """… or names: *these* changes."""
-    box = Box(step=0, log=[], table={}, last=None)
+    box, twin = (Box(step=0, log=[], table={}, last=None, another=0) for _ in range(2))
     graphed = cgraph.graphed(lambda x: CHANGES[what](box, x), side_effects=["box.another"])
     with quiet() as caught:
-        follow(lab, graphed, lambda x: x * 2, calls=6)
-    assert [one.category for one in caught] == [EagerWarning]
-    assert what in str(caught[0].message)
-    assert states_of(graphed) == {"eager"}
+        for _ in range(12):
+            x = fresh(lab, 3)
+            equal(graphed(x), CHANGES[what](twin, x))
+            assert (box.step, box.log, box.table) == (twin.step, twin.log, twin.table)
+    if what == "last":
+        equal(box.last, twin.last)
+        assert not caught and states_of(graphed) == {"captured"}
+    else:
+        assert [one.category for one in caught] == [EagerWarning]
+        assert what in str(caught[0].message)

@@ -99,7 +99,6 @@ def test_a_state_that_begins_as_none_is_that_of_eager(
                 y.sum().backward()
                 expected.sum().backward()
     torch.testing.assert_close(net.inner.weight.grad, eager.inner.weight.grad)
-    assert states(graphed) in (["captured"], ["eager"])
 
 
 @pytest.mark.parametrize("empty", [[], {}])

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from cgraph import _core
+from cgraph import _core, _torch
 from cgraph.errors import ArgumentError
 from guarded import Derived, Plain, Slotted, World, cell_of
 from one_place import guards_on, plain
@@ -383,7 +383,9 @@ def test_entries_ask_the_guards_about_objects_among_the_arguments() -> None:
             return "missed"
 
     off, on, none = lambda: False, lambda: True, lambda: None
-    function = Function(off, off, {"_current_level": -1}, on, off, off, none, {}, [])
+    function = Function(
+        off, off, {"_current_level": -1}, on, off, off, none, {}, [], _torch.torch_settings()
+    )
     function.add(entry)
     first, second = Derived(), plain(a=1)
     assert function(first, (second,)) is None and called == [(first, (second,))]

