@@ -47,7 +47,7 @@ def graphed(
     fn: Callable[..., Any] | None = None,
     *,
     sizes: Sequence[int] | None = None,
-    pad: Pad = "zero",
+    pad: Pad = "repeat",
     dim: int | Mapping[str, int] = 0,
     check_padding: bool = True,
     outputs: Literal["fresh", "static"] = "fresh",
@@ -76,8 +76,9 @@ def graphed(
         fn: The function. Without it, a decorator is returned.
         sizes: Numbers of rows to capture for. A call of fewer rows is padded to the next size, and
             its results are cut; one of more rows runs eagerly, and so does one whose padding shows.
-        pad: Contents of padding rows: ``"zero"``, ``"repeat"`` (the last row) or a function of a
-            tensor and a size that returns the padded tensor.
+        pad: Contents of padding rows: ``"repeat"`` (the last row: padding writes what a real row
+            writes), ``"zero"``, a number, or a function of a tensor and a size that returns the padded
+            tensor; or one of these for each name of an argument.
         dim: The dimension of the rows, or one for each name of an argument that has rows.
         check_padding: Compare the first padded call of each size with an eager one, written state
             included; Python runs for that.
@@ -183,8 +184,9 @@ class GraphedFunction(Binding):
         self._options = options
         signed = fn.forward if isinstance(fn, torch.nn.Module) else fn
         arguments = Arguments(signed, options.static_args)
-        if isinstance(options.dim, Mapping):
-            arguments.require_names("dim", options.dim)
+        for name, given in (("dim", options.dim), ("pad", options.pad)):
+            if isinstance(given, Mapping):
+                arguments.require_names(name, given)
         self._attribute = self._kept_as = self._name
         self._lock = lock_of(options.pool)
         # A function that is dropped frees its memory at once, not at the next garbage collection.

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from cgraph._debug.periodic_check import PeriodicCheck
 from cgraph._debug.replays import debugged
 from cgraph._debug.training import debugged_call
+from cgraph._graphed.assignments import returning_assigned
 from cgraph._graphed.call import Call
 from cgraph._graphed.key import Key
 from cgraph._graphed.recorded import Recorded
 from cgraph._graphed.train import Trained
 from cgraph._graphed.writeback import Fed
+from cgraph._python.names import names_in
 
 if TYPE_CHECKING:
     from cgraph._graphed.miss import Answers
@@ -44,6 +47,11 @@ def debug(answers: Answers, key: Key, call: Call, recorded: Recorded | Trained) 
             if not options.debug:
                 recorded.debugged = PeriodicCheck(count, passes, recorded.replay, passes.reset)
             return
+        if recorded.targets or call.placed:
+            given = recorded.targets, call.objects, call.places
+            of_key = plan.before.guards, names_in(plan.before.codes), *given
+            plan = replace(plan, function=returning_assigned(plan.function, *of_key))
+            call = call.giving_placed()
         of_graph = words, plan, answers.name, key.text, call, recorded
         graph = debugged(*of_graph, may_poison)
     except BaseException:

@@ -16,7 +16,14 @@ from cgraph._python.places import NOTHING, found_at, items_of, name_of_item, put
 from cgraph._python.values import as_key, attributes_of, is_plain, is_same
 from cgraph._torch import tree_flatten, tree_map
 
-__all__ = ["Assigned", "Assignments", "Target", "signature_of", "unlike"]
+__all__ = [
+    "Assigned",
+    "Assignments",
+    "Target",
+    "returning_assigned",
+    "signature_of",
+    "unlike",
+]
 
 Step = tuple[Any, ...]
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -250,6 +257,43 @@ class Assignments:
             return fn(*args, **kwargs)
 
         return call
+
+
+def returning_assigned(
+    function: Callable[..., Any],
+    guards: Guards,
+    names: Collection[str],
+    targets: Sequence[Target],
+    objects: Sequence[Any],
+    places: Sequence[str],
+) -> Callable[..., Any]:
+    """Return a function that leaves places as they were, and returns what was assigned as well.
+
+    Its first argument is a tuple of the tensors to be at places that replays copy.
+
+    Args:
+        function: The function.
+        guards: The guards of the places.
+        names: The names in its code.
+        targets: The places that it assigns to; without any, it returns just its result.
+        objects: The objects among the arguments.
+        places: The names of the positional arguments.
+    """
+
+    def call(placed: Sequence[torch.Tensor], *args: Any, **kwargs: Any) -> Any:
+        state = Assignments(guards, names, objects, (args, kwargs), places)
+        try:
+            state.place(guards.inputs(objects), placed)
+            result = function(*args, **kwargs)
+            if not targets:
+                return result
+            holders = [(one.holder(objects, (args, kwargs)), one.step) for one in targets]
+            return result, [found_at(*one) for one in holders]
+        finally:
+            state.unplace()
+            state.put_back()
+
+    return call
 
 
 def signature_of(value: Any) -> tuple[Any, tuple[Hashable, ...]]:

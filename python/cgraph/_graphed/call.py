@@ -168,10 +168,12 @@ class Call:
         also: A plain value that belongs to the key besides the arguments.
         places: The names of the positional arguments.
         placed: The ways to tensors at guarded places that are copied as well, after the others.
+        gives_placed: True if the first argument is a tuple of these.
     """
 
     also: Any = None
     placed: Sequence[Way] = ()
+    gives_placed = False
 
     def __init__(self, arguments: Arguments, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.mode = Mode.now()
@@ -273,6 +275,8 @@ class Call:
         """
         values = self._values(tensors, statics)
         args = tuple(put_together(one, values) for one in self._args)
+        if self.gives_placed:
+            args = tuple(tensors[len(tensors) - len(self.placed) :]), *args
         return args, {name: put_together(one, values) for name, one in self._kwargs}
 
     def replaced(self, tensors: Sequence[torch.Tensor]) -> Call:
@@ -283,6 +287,12 @@ class Call:
             for leaf in self.leaves
         )
         new.placed = [one._replace(value=next(others)) for one in self.placed]
+        return new
+
+    def giving_placed(self) -> Call:
+        """Return the same call, whose first argument is a tuple of the tensors at places."""
+        new = self._with(self.leaves)
+        new.gives_placed = True
         return new
 
     def with_placed(self, guards: Guards) -> Call:

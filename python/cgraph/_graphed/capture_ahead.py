@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 
 from cgraph import _driver
 from cgraph._captures.busy import busy
+from cgraph._graphed.assignments import Assignments
 from cgraph._graphed.cache import Family
 from cgraph._graphed.call import Call
 from cgraph._graphed.guards import Guards
@@ -16,7 +17,7 @@ from cgraph._graphed.miss import Answers
 from cgraph._graphed.observation import Observation
 from cgraph._graphed.observe import observe
 from cgraph._graphed.reasons import fix_for, refused_in_words
-from cgraph._graphed.record import BrokenError
+from cgraph._graphed.record import BrokenError, Capture
 from cgraph._graphed.size_capture import UnlikeError
 from cgraph._operators.rollback import Rollback
 from cgraph._operators.snapshots import RandomSnapshot, storage_snapshot
@@ -54,8 +55,12 @@ def capture_ahead(
             text, where, kind = against
             reason = Reason(text, where, fix_for(kind))
             raise CaptureError(f"{reason}. {answers.name} cannot be captured")
-        with put_back(key.shown, copies=like is None):
-            captured = answers.captures.capture(key, call, is_sized=like is not None)
+        known = len(answers.reads.copied)
+        captured, placed = _captured(answers, key, call, like)
+        if len(answers.reads.copied) > known and captured.shown is not None:
+            captured.discard()
+            key.shown = captured.shown.now(answers.reads, call)
+            captured, placed = _captured(answers, key, call, like)
         if captured.refusal is not None:
             refusal = captured.refusal
             fix = fix_for(refusal.kind)
@@ -69,7 +74,7 @@ def capture_ahead(
                 f"{answers.name} differs between its first call and its capture: {text}. Make that"
                 " state first: call it once"
             )
-        answers.hold(key, call, captured)
+        answers.hold(key, placed, captured)
         key.observed = answers.options.warmup
     except UnlikeError:
         capture_ahead(answers, family, key, call, like=None)
@@ -84,12 +89,25 @@ def capture_ahead(
         raise
 
 
+def _captured(
+    answers: Answers, key: Key, call: Call, like: Observation | None
+) -> tuple[Capture, Call]:
+    """Capture a call, with the tensors at places that replays copy; return that call as well."""
+    assert key.shown is not None
+    placed = call.with_placed(key.shown.guards)
+    with put_back(key.shown, copies=like is None):
+        return answers.captures.capture(key, placed, is_sized=like is not None), placed
+
+
 def _observe(answers: Answers, key: Key, call: Call) -> None:
     driver = _driver.current()
     rollback = Rollback(is_capturing=driver.is_capturing)
     args, kwargs = call.arguments(call.tensors)
-    named = named_by(answers.reads.function, call.named_objects, call.named_modules, callees=True)
-    before = Guards(named.settle(lambda *_: True))
+    function = answers.reads.function
+    named = named_by(function, call.named_objects, call.named_modules, callees=True)
+    state = Assignments(
+        Guards(named, compares=False), named.names, call.objects, (args, kwargs), call.places
+    )
     # Snapshots are copied on another stream than the one that may still write.
     driver.synchronize()
     try:
@@ -97,19 +115,16 @@ def _observe(answers: Answers, key: Key, call: Call) -> None:
             _, key.shown = observe(answers.reads, call, args, kwargs)
     finally:
         rollback.undo()
-    if (made := key.shown.made) is not None:
-        key.shown = None
-        raise CaptureError(
-            f"{answers.name} leaves a new tensor in {made}: make that state first: call it once"
-        )
-    for change in before.changes(call.objects):
-        name = change.name
-        if name in key.shown.guards.names and not answers.options.ignores(name):
+        state.put_back()
+    # What is compared must be there before each call as it is after one.
+    for change in answers.reads.changes(key.shown.guards, call.objects):
+        if not change.is_move:
             key.shown = None
             raise CaptureError(
-                f"{answers.name} changes {name}: it {change.verb}. Make that state first: call it"
-                " once"
+                f"{answers.name} changes {change.name}: it {change.reversed.verb}. Make that state"
+                " first: call it once"
             )
+    key.shown = key.shown.now(answers.reads, call)
 
 
 @contextmanager

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from cgraph import _core, _torch
+from cgraph._graphed.arguments import Arguments
 from cgraph._graphed.call import Call
 from cgraph._graphed.guards import Guards
 from cgraph._graphed.recorded import Recorded
@@ -28,7 +29,7 @@ def entry_of_graph(
     *,
     is_fresh: bool,
     warn: Callable[[], None],
-    objects_of: Callable[[tuple[Any, ...], dict[str, Any]], Sequence[Any]],
+    arguments: Arguments,
 ) -> _core.Entry:
     """Build the entry of a captured key.
 
@@ -40,7 +41,7 @@ def entry_of_graph(
         use: The use of the pool that the function's calls share.
         is_fresh: True if results get memory of their own.
         warn: Warns that a static result is still held.
-        objects_of: Returns the objects among the arguments of a call.
+        arguments: The names of the function's arguments.
     """
     work: Any = recorded.graph
     if recorded.debugged is not None:
@@ -49,13 +50,10 @@ def entry_of_graph(
         work = Fed(recorded)
     signatures = [_torch.signature(static) for static in recorded.statics]
     count = len(signatures) - len(call.placed)
-    assigns = None
-    if recorded.targets:
-        assigns = functools.partial(_assign, recorded, objects_of)
     return _core.Entry(
         *call.patterns(signatures[:count]),
         placed=signatures[count:],
-        assigns=assigns,
+        assigns=assigns_of(recorded, arguments),
         is_in_order=call.is_in_order,
         modes=call.mode[:3],
         settings=call.mode.settings,
@@ -100,6 +98,20 @@ def entry_of_passes(
     )
 
 
+def assigns_of(recorded: Recorded, arguments: Arguments) -> Callable[..., Any] | None:
+    """Return what assigns as a function does, given what a replay returns and the arguments."""
+    if not recorded.targets:
+        return None
+    has_objects = any(one.root[0] == "object" for one in recorded.targets)
+
+    def assign(built: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+        by_name = kwargs or {}
+        objects = Call(arguments, args, by_name).objects if has_objects else ()
+        return recorded.assign(built, objects, args, by_name)
+
+    return assign
+
+
 def returned(
     recorded: Recorded, result: Result, *, is_fresh: bool, warn: Callable[[], None]
 ) -> tuple[list[tuple[Any, ...]], Any, Callable[[], None]]:
@@ -131,19 +143,6 @@ def _leaf(result: Result, number: int, is_fresh: bool) -> tuple[Any, ...]:
     if kind == "input" or is_fresh or leaf.numel() == 0 or leaf.is_conj() or leaf.is_neg():
         return "copied", leaf
     return "static", leaf.detach(), _torch.signature(leaf)
-
-
-def _assign(
-    recorded: Recorded,
-    objects_of: Callable[[tuple[Any, ...], dict[str, Any]], Sequence[Any]],
-    returned: Any,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any] | None,
-) -> Any:
-    by_name = kwargs or {}
-    is_of_objects = any(one.root[0] == "object" for one in recorded.targets)
-    objects = objects_of(args, by_name) if is_of_objects else ()
-    return recorded.assign(returned, objects, args, by_name)
 
 
 def _build(spec: Any, leaves: list[Any]) -> Any:

@@ -41,6 +41,11 @@ class Change(NamedTuple):
         return f"{self.name} {self.verb}"
 
     @property
+    def reversed(self) -> Change:
+        """The change back."""
+        return self._replace(before=self.now, now=self.before)
+
+    @property
     def is_move(self) -> bool:
         """True if another tensor is there, of those that replays may copy."""
         tensors = isinstance(self.before, torch.Tensor) and isinstance(self.now, torch.Tensor)
@@ -179,6 +184,10 @@ class Guards:
         found = [found_at(holder, step) for holder, step, name in self.unread if matches(name)]
         memories = _torch.memories_of(one for one in found if isinstance(one, torch.Tensor))
         return [_torch.storage_id(one) for one in memories]
+
+    def name_of_memory(self, memory: torch.UntypedStorage) -> str:
+        """Return the place of a guarded tensor in some memory, or just that it is a tensor."""
+        return self.addresses.get(memory.data_ptr(), "a tensor")
 
     def name_beside(self, tensor: torch.Tensor) -> str | None:
         """Return the place of a guarded tensor in the same memory; None if there is none."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import weakref
 from collections.abc import Callable, Sequence
@@ -234,7 +233,7 @@ class Answers:
                 use,
                 is_fresh=self.options.outputs == "fresh",
                 warn=self.warnings.of_held,
-                objects_of=functools.partial(_objects_of, self.arguments),
+                arguments=self.arguments,
             )
         key.hold(recorded, entry)
         self.add(call, entry, recorded)
@@ -469,9 +468,3 @@ class Answers:
         self.warnings.of_eager(Key(str(call)), reason)
         self.keys.count_eager(call, reason)
         return eager
-
-
-def _objects_of(
-    arguments: Arguments, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Sequence[Any]:
-    return Call(arguments, args, kwargs).objects

@@ -65,7 +65,7 @@ def observe(
         begin=begin,
         assigned=None if state is None else state.changed(),
     )
-    if (changed := containers.changed) is not None:
+    if (changed := containers.changed(assigns=not shown.needs_grad)) is not None:
         shown.refused = f"the function changes an argument: {changed}"
     elif observer.codes.is_blind:
         shown.refused = "a profiler is active, which hides the code that runs"

@@ -12,14 +12,25 @@ import torch
 
 from cgraph.errors import ArgumentError
 
-__all__ = ["GONE", "Guarded", "Options", "Pad", "SideEffects", "checked_sizes"]
+__all__ = [
+    "GONE",
+    "Guarded",
+    "OnePad",
+    "Options",
+    "Pad",
+    "SideEffects",
+    "checked_sizes",
+    "root_of",
+]
 
 DEBUG = ("sync", "eager", "compare", "poison")
 """The words of the option ``debug``."""
 
-Pad = Literal["zero", "repeat"] | Callable[[torch.Tensor, int], torch.Tensor]
-"""The contents of padding rows: zeros, copies of the last row, or those that a function of a tensor
-and a size returns."""
+OnePad = Literal["repeat", "zero", "first"] | float | Callable[[torch.Tensor, int], torch.Tensor]
+"""The contents of padding rows of one tensor: copies of the last row, zeros, a number, or those that
+a function of the tensor and a size returns; copies of the first row only to compare."""
+Pad = OnePad | Mapping[str, OnePad]
+"""The same for all arguments, or by their names."""
 Guarded = Callable[..., Any] | str | Sequence[str] | Mapping[str, bool]
 """Guards besides those on names in the code: a function of the arguments, or dotted names."""
 SideEffects = Literal["refuse", "ignore"] | Sequence[str]
@@ -51,7 +62,7 @@ class Options:
     """
 
     sizes: tuple[int, ...] | None = None
-    pad: Pad = "zero"
+    pad: Pad = "repeat"
     dim: int | Mapping[str, int] = 0
     check_padding: bool = True
     outputs: Literal["fresh", "static"] = "fresh"
@@ -71,6 +82,12 @@ class Options:
     def most_graphs(self) -> int:
         """Number of keys that may have a graph."""
         return max(64, len(self.sizes or ())) if self.max_graphs is None else self.max_graphs
+
+    def pads(self, names: Sequence[str]) -> list[OnePad]:
+        """Return the contents of padding rows of the tensors of these names."""
+        if not isinstance(self.pad, Mapping):
+            return [self.pad] * len(names)
+        return [self.pad.get(root_of(name), "repeat") for name in names]
 
     def ignores(self, name: str) -> bool:
         """Return whether replays need not make a change at a place."""
@@ -93,8 +110,10 @@ class Options:
         _count("warmup", given["warmup"], 1)
         if given["max_graphs"] is not None:
             _count("max_graphs", given["max_graphs"], 1)
-        if not callable(given["pad"]):
-            _choose("pad", given["pad"], "zero", "repeat")
+        pad = given["pad"]
+        for one in pad.values() if isinstance(pad, Mapping) else [pad]:
+            if not callable(one) and (isinstance(one, bool) or not isinstance(one, int | float)):
+                _choose("pad", one, "repeat", "zero")
         if not isinstance(given["check_padding"], bool):
             raise ArgumentError(
                 f"check_padding is {given['check_padding']!r}, expected True or False"
@@ -108,6 +127,8 @@ class Options:
                 **given,
                 "sizes": None if sizes is None else checked_sizes(sizes),
                 "dim": _dim(given["dim"]),
+                # A copy, which the caller cannot change.
+                "pad": dict(pad) if isinstance(pad, Mapping) else pad,
                 "static_args": _names("static_args", given["static_args"]),
                 "side_effects": _side_effects(given["side_effects"]),
                 "debug": _debug(given["debug"]),
@@ -115,6 +136,11 @@ class Options:
                 **guards,
             },
         )
+
+
+def root_of(name: str) -> str:
+    """Return the argument that a tensor of this name belongs to."""
+    return name.split("[", 1)[0].split(".", 1)[0]
 
 
 def checked_sizes(given: Sequence[int]) -> tuple[int, ...]:

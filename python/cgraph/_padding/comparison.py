@@ -52,22 +52,24 @@ class Compared(NamedTuple):
 
 def compared(
     eager: Callable[[], Any],
-    replay: Callable[[], tuple[Sequence[Any], Any]],
+    replays: Sequence[Callable[[], tuple[Sequence[Any], Any]]],
     written: Sequence[tuple[torch.UntypedStorage, torch.dtype]],
     leaves: Sequence[torch.Tensor],
     found: Fit,
+    name_of: Callable[[torch.UntypedStorage], str],
 ) -> Compared | None:
-    """Make a call eagerly, restore what it wrote, make it padded, and compare.
+    """Make a call eagerly, restore what it wrote, make it padded, and compare; for each padding.
 
-    The effects of the padded call stay, or those of the eager one if the padding shows. Return None
-    if there is no memory for copies of written memory; then all state is as before.
+    The effects of the last padded call stay, or those of the eager one if the padding shows. Return
+    None if there is no memory for copies of written memory; then all state is as before.
 
     Args:
         eager: Makes the call.
-        replay: Replays it with padding; returns the leaves of the result and its specification.
+        replays: Replay it with padding, and return the leaves of the result and its specification.
         written: The memory from outside that the graph writes, and the type of its elements.
         leaves: The tensors whose gradients it may exchange.
         found: The rows of the call.
+        name_of: Returns the name of written memory.
     """
     driver = _driver.current()
     driver.synchronize()
@@ -92,21 +94,26 @@ def compared(
         _give(leaves, gradients)
         return None
     random_after = RandomSnapshot()
-    for one in reversed(storages.values()):
-        one.rewind()
-    random.put_back()
-    _give(leaves, gradients)
-    try:
-        padded, its_spec = replay()
-        driver.synchronize()
-        batched = rows_in(padded, found)
-        shows = _difference(expected, cut_leaves(padded, batched, found.rows), found)
-        if spec != its_spec:
-            shows = "the result has another structure"
-        shows = shows or _difference_of_written(storages, left)
-        shows = shows or _difference_of_gradients(leaves, right)
-    except torch.OutOfMemoryError:
-        batched, shows = [], "there is no memory to compare it"
+    batched: Sequence[int | None] = []
+    shows: str | None = None
+    for replay in replays:
+        for one in reversed(storages.values()):
+            one.rewind()
+        random.put_back()
+        _give(leaves, gradients)
+        try:
+            padded, its_spec = replay()
+            driver.synchronize()
+            batched = rows_in(padded, found)
+            shows = _difference(expected, cut_leaves(padded, batched, found.rows), found)
+            if spec != its_spec:
+                shows = "the result has another structure"
+            shows = shows or _difference_of_written(storages, left, name_of)
+            shows = shows or _difference_of_gradients(leaves, right)
+        except torch.OutOfMemoryError:
+            batched, shows = [], "there is no memory to compare it"
+        if shows is not None:
+            break
     if shows is None:
         rest = cut_leaves(padded, batched, found.rows)
         return Compared(tree_unflatten(rest, spec), batched, None)
@@ -139,14 +146,16 @@ def _difference(expected: Sequence[Any], leaves: Sequence[Any], found: Fit) -> s
 
 
 def _difference_of_written(
-    storages: dict[int, StorageSnapshot], left: dict[int, torch.Tensor]
+    storages: dict[int, StorageSnapshot],
+    left: dict[int, torch.Tensor],
+    name_of: Callable[[torch.UntypedStorage], str],
 ) -> str | None:
     for number, storage in storages.items():
         pair = bytes_of(storage.storage), left[number]
         # Comparing elements takes less memory than comparing bytes.
         now, right = (in_type(one, storage.dtype) for one in pair)
-        if not torch.equal(now, right) and _wrong(now, right) is not None:
-            return "what the function writes differs from eager"
+        if not torch.equal(now, right) and (wrong := _wrong(now, right)) is not None:
+            return f"what the function writes to {name_of(storage.storage)}: {wrong.text}"
     return None
 
 

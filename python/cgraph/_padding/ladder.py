@@ -13,7 +13,7 @@ from cgraph._graphed.capture_ahead import capture_ahead, put_back
 from cgraph._graphed.key import Key
 from cgraph._graphed.miss import Answers
 from cgraph._graphed.observation import Observation
-from cgraph._graphed.options import Pad, checked_sizes
+from cgraph._graphed.options import OnePad, checked_sizes
 from cgraph._graphed.reasons import reason_against
 from cgraph._graphed.size_capture import can_be_like, for_sizes
 from cgraph._padding.resize import resized
@@ -56,11 +56,13 @@ def capture_ladder(
             " are made from these rows"
         )
     # Padding rows are copies of real ones, so that indices stay in range.
-    pad: Pad = "repeat" if not callable(options.pad) else options.pad
+    pads: list[OnePad] = [
+        one if callable(one) else "repeat" for one in options.pads(call.names)
+    ]
     like: Observation | None = None
     with gc_frozen(), ExitStack() as behind:
         for size in largest_first(wanted, f"capture {answers.name}", shows=progress):
-            sized = call.replaced(resized(call.tensors, found, size, pad))
+            sized = call.replaced(resized(call.tensors, found, size, pads))
             with _rows_named(call, found):
                 shown = _capture(answers, sized, like).shown
             if like is None and shown is not None and can_be_like(shown):

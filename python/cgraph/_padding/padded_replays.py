@@ -11,11 +11,11 @@ import torch
 from cgraph import _core, _torch
 from cgraph._graphed.arguments import Arguments
 from cgraph._graphed.call import Call
-from cgraph._graphed.options import Pad
+from cgraph._graphed.options import OnePad
 from cgraph._graphed.recorded import Recorded
 from cgraph._graphed.train import Trained
 from cgraph._graphed.writeback import leave
-from cgraph._padding.resize import padded, resized
+from cgraph._padding.resize import number_of, padded, resized, row_of
 from cgraph._padding.rows import Fit
 from cgraph._torch import tree_flatten, tree_unflatten
 from cgraph.cudagraph import CUDAGraph
@@ -30,15 +30,15 @@ class Padded:
     Args:
         recorded: The graph.
         found: The rows of the call.
-        pad: The contents of the padding.
+        pads: The contents of the padding of each tensor.
     """
 
-    def __init__(self, recorded: Recorded, found: Fit, pad: Pad) -> None:
+    def __init__(self, recorded: Recorded, found: Fit, pads: Sequence[OnePad]) -> None:
         self._recorded = recorded
         self._replay = recorded.graph.replay
         if recorded.debugged is not None:
             self._replay = functools.partial(recorded.debugged, tuple(recorded.statics))
-        self._pad = pad
+        self._pads = pads
         self._rows = found.rows
         self._dims = found.dims
         self._heads = first_rows(recorded, found)
@@ -66,10 +66,14 @@ class Padded:
 
         The root node of a graph copies first rows and pads if rows lie side by side.
         """
-        recorded, fill = self._recorded, self._pad
+        recorded = self._recorded
         graph, inputs = recorded.graph, recorded.inputs
-        if callable(fill) or recorded.debugged is not None or recorded.leaves_more:
+        fills = {pad for pad, dim in zip(self._pads, self._dims, strict=True) if dim is not None}
+        if fills not in ({"repeat"}, {"zero"}):
             return None
+        if recorded.debugged is not None or recorded.leaves_more:
+            return None
+        fill: Any = fills.pop()
         if not isinstance(graph, CUDAGraph) or inputs is None:
             return None
         statics = zip(self._recorded.statics, self._dims, strict=True)
@@ -85,28 +89,25 @@ class Padded:
 
     def _fill(self, tensors: Sequence[torch.Tensor]) -> None:
         """Copy and pad, in as few launches as possible."""
+        zeros, given = [], list(tensors)
         with torch.no_grad():
-            if callable(self._pad):
-                for static, head, tensor, dim in zip(
-                    self._recorded.statics, self._heads, tensors, self._dims, strict=True
-                ):
-                    if dim is None:
-                        head.copy_(tensor)
-                    else:
-                        static.copy_(padded(tensor, dim, static.shape[dim], self._pad))
-                return
-            _torch.copy_each(self._heads, list(tensors))
-            tails = [tail for tail in self._tails if tail is not None]
-            if self._pad == "zero":
-                _torch.zero_each(tails)
-                return
-            last = [
-                head.narrow(dim, self._rows - 1, 1)
-                for head, dim in zip(self._heads, self._dims, strict=True)
-                if dim is not None
-            ]
-            for tail, row in zip(tails, last, strict=True):
-                tail.copy_(row.expand_as(tail))
+            _torch.copy_each(self._heads, given)
+            for place, (tail, pad) in enumerate(zip(self._tails, self._pads, strict=True)):
+                dim = self._dims[place]
+                if tail is None or dim is None:
+                    continue
+                if callable(pad):
+                    static = self._recorded.statics[place]
+                    static.copy_(padded(given[place], dim, static.shape[dim], pad))
+                elif pad in ("repeat", "first"):
+                    row = self._heads[place].narrow(dim, row_of(pad, self._rows), 1)
+                    tail.copy_(row.expand_as(tail))
+                elif pad == "zero":
+                    zeros.append(tail)
+                else:
+                    tail.fill_(number_of(pad))
+            if zeros:
+                _torch.zero_each(zeros)
 
 
 class PaddedPasses:
@@ -115,7 +116,7 @@ class PaddedPasses:
     Args:
         trained: The graphs.
         found: The rows of the call.
-        pad: The contents of the padding.
+        pads: The contents of the padding of each tensor.
         batched: For each leaf of the result the dimension of its rows; None without.
         arguments: The names of the function's arguments.
     """
@@ -124,13 +125,13 @@ class PaddedPasses:
         self,
         trained: Trained,
         found: Fit,
-        pad: Pad,
+        pads: Sequence[OnePad],
         batched: Sequence[int | None],
         arguments: Arguments,
     ) -> None:
         self._trained = trained
         self._found = found
-        self._pad = pad
+        self._pads = pads
         self._batched = batched
         self._arguments = arguments
 
@@ -138,7 +139,7 @@ class PaddedPasses:
         """Pad, replay and cut."""
         assert self._found.size is not None
         call = Call(self._arguments, args, kwargs)
-        tensors = resized(call.tensors, self._found, self._found.size, self._pad)
+        tensors = resized(call.tensors, self._found, self._found.size, self._pads)
         args, kwargs = call.arguments(tensors)
         return cut(self._trained.call(*args, **kwargs), self._batched, self._found.rows)
 

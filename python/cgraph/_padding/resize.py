@@ -6,24 +6,26 @@ from collections.abc import Sequence
 
 import torch
 
-from cgraph._graphed.options import Pad
+from cgraph._graphed.options import OnePad
 from cgraph._padding.rows import Fit
 from cgraph.errors import ArgumentError
 
-__all__ = ["like_resized", "padded", "resized"]
+__all__ = ["like_resized", "number_of", "padded", "resized", "row_of"]
 
 
-def resized(tensors: Sequence[torch.Tensor], found: Fit, size: int, pad: Pad) -> list[torch.Tensor]:
+def resized(
+    tensors: Sequence[torch.Tensor], found: Fit, size: int, pads: Sequence[OnePad]
+) -> list[torch.Tensor]:
     """Cut or pad tensors to another number of rows.
 
     Args:
         tensors: The tensors.
         found: Their rows.
         size: The number of rows to make.
-        pad: The contents of the padding.
+        pads: The contents of the padding of each.
     """
-    pairs = zip(tensors, found.dims, strict=True)
-    return [one if dim is None else padded(one, dim, size, pad) for one, dim in pairs]
+    parts = zip(tensors, found.dims, pads, strict=True)
+    return [one if dim is None else padded(one, dim, size, pad) for one, dim, pad in parts]
 
 
 def like_resized(tensors: Sequence[torch.Tensor], found: Fit, size: int) -> list[torch.Tensor]:
@@ -39,7 +41,7 @@ def like_resized(tensors: Sequence[torch.Tensor], found: Fit, size: int) -> list
     ]
 
 
-def padded(tensor: torch.Tensor, dim: int, size: int, pad: Pad) -> torch.Tensor:
+def padded(tensor: torch.Tensor, dim: int, size: int, pad: OnePad) -> torch.Tensor:
     """Cut or pad a tensor to so many rows."""
     rows = tensor.shape[dim]
     if rows >= size:
@@ -49,9 +51,20 @@ def padded(tensor: torch.Tensor, dim: int, size: int, pad: Pad) -> torch.Tensor:
         shape[dim] = size
         return _checked(pad(tensor, size), tensor, shape)
     shape[dim] = size - rows
-    if pad == "zero":
-        return torch.cat([tensor, tensor.new_zeros(shape)], dim)
-    return torch.cat([tensor, tensor.narrow(dim, rows - 1, 1).expand(shape)], dim)
+    if pad in ("repeat", "first"):
+        row = tensor.narrow(dim, row_of(pad, rows), 1)
+        return torch.cat([tensor, row.expand(shape)], dim)
+    return torch.cat([tensor, tensor.new_full(shape, number_of(pad))], dim)
+
+
+def row_of(pad: OnePad, rows: int) -> int:
+    """Return the number of the row that padding repeats."""
+    return 0 if pad == "first" else rows - 1
+
+
+def number_of(pad: OnePad) -> float:
+    """Return the number that fills padding."""
+    return 0 if pad == "zero" else pad  # type: ignore[return-value]
 
 
 def _checked(padded: object, tensor: torch.Tensor, shape: list[int]) -> torch.Tensor:

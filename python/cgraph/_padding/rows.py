@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from cgraph._graphed.call import Call
-from cgraph._graphed.options import Options
+from cgraph._graphed.options import Options, root_of
 from cgraph.errors import ArgumentError
 
 __all__ = ["Fit", "Rows"]
@@ -59,7 +59,7 @@ class Rows:
         rows: int | None = None
         others: list[str] = []
         for tensor, name in zip(call.tensors, call.names, strict=True):
-            its_dim = self._dim if isinstance(self._dim, int) else self._dim.get(_root(name))
+            its_dim = self._dim if isinstance(self._dim, int) else self._dim.get(root_of(name))
             if not isinstance(self._dim, int) and name in self._dim:
                 _require_dim(name, self._dim[name], tensor)
             if its_dim is None or tensor.dim() <= its_dim or name in self._without:
@@ -97,8 +97,3 @@ def _require_dim(name: str, dim: int, tensor: torch.Tensor) -> None:
             f"the rows of {name} are along dimension {dim}, but it has shape"
             f" {tuple(tensor.shape)}: name another one in dim, or leave {name} out"
         )
-
-
-def _root(name: str) -> str:
-    """Return the argument that a leaf belongs to."""
-    return name.split("[", 1)[0].split(".", 1)[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 import weakref
 from collections.abc import Callable, Collection, Sequence
@@ -10,10 +11,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cgraph import _core, _torch
+from cgraph._graphed.assignments import returning_assigned
 from cgraph._graphed.call import Call
 from cgraph._graphed.capture_ahead import capture_ahead
-from cgraph._graphed.entry import returned
+from cgraph._graphed.entry import assigns_of, returned
 from cgraph._graphed.key import Key, Reason
+from cgraph._graphed.observation import Observation
+from cgraph._graphed.options import OnePad
 from cgraph._graphed.reasons import fix_for
 from cgraph._graphed.recorded import Recorded
 from cgraph._graphed.results import Result
@@ -24,10 +28,11 @@ from cgraph._padding.comparison import compared, rows_in
 from cgraph._padding.padded_replays import Padded, PaddedPasses, cut_leaves, first_rows
 from cgraph._padding.resize import like_resized, resized
 from cgraph._padding.rows import Fit, Rows
+from cgraph._python.names import names_in
 from cgraph._source import levels_to_user, user_line
 from cgraph._text import first_line
 from cgraph._torch import tree_flatten
-from cgraph.errors import CgraphWarning
+from cgraph.errors import CgraphWarning, CompareError
 
 if TYPE_CHECKING:
     from cgraph._graphed.cache import Family
@@ -54,6 +59,8 @@ class PaddedSizes:
         self._has_told = False
         # The reason why no call is padded to the size of a key.
         self._unsafe: weakref.WeakKeyDictionary[Key, str] = weakref.WeakKeyDictionary()
+        # Number of padded calls, where some are compared.
+        self._calls: weakref.WeakKeyDictionary[Key, int] = weakref.WeakKeyDictionary()
 
     def answer(
         self, call: Call, args: Any, kwargs: Any, eager: Callable[[], Any], frozen: bool
@@ -76,17 +83,19 @@ class PaddedSizes:
         try:
             like = call.replaced(like_resized(call.tensors, found, found.size))
             family, large, like = self._answers.key_of(like)
-            tensors = resized(call.tensors, found, found.size, options.pad)
+            # Before anything is padded.
+            if large in self._unsafe:
+                return self._answers.never(call, eager, self._unsafe[large])
+            if large.is_eager():
+                self._answers.warnings.of_eager(large, large.reason)
+                return eager
+            pads = options.pads(call.names)
+            tensors = resized(call.tensors, found, found.size, pads)
         except (RuntimeError, TypeError) as error:
-            if callable(options.pad):
+            if any(map(callable, options.pads(call.names))):
                 raise
             text = f"padding to {found.size} rows failed: {first_line(error)}"
             return self._answers.never(call, eager, text)
-        if large in self._unsafe:
-            return self._answers.never(call, eager, self._unsafe[large])
-        if large.is_eager():
-            self._answers.warnings.of_eager(large, large.reason)
-            return eager
         whole = like.replaced(tensors)
         if large.recorded is not None and large.shown is not None:
             if not large.shown.guards.fit(whole.objects):
@@ -134,11 +143,11 @@ class PaddedSizes:
         eager: Callable[[], Any],
     ) -> Answer:
         """Find the answer to a call whose size has a graph."""
-        recorded = large.recorded
-        assert recorded is not None and large.shown is not None
+        recorded, shown = large.recorded, large.shown
+        assert recorded is not None and shown is not None
         self._answers.tensors = call.tensors
-        if isinstance(recorded, Recorded) and (recorded.targets or large.shown.guards.inputs()):
-            return self._answers.never(call, eager, "padding is not compared: it assigns values")
+        if (against := _against(recorded, shown)) is not None:
+            return self._answers.never(call, eager, against)
         reason = reason_beside(call, recorded.mutated, recorded.writes, recorded.takes)
         if reason is not None or large.is_open:
             large.reason = Reason(reason or "an earlier call waits for its backward pass")
@@ -147,40 +156,78 @@ class PaddedSizes:
         # One repeated row may hide an effect of padding that several rows would show.
         place = found.dims, found.rows == 1
         batched = large.checked.get(place)
-        if batched is not None:
+        is_due = self._is_due(large)
+        if batched is not None and not is_due:
             return self._entry(large, call, found, batched)
-        if not self._options.check_padding:
+        if not self._options.check_padding and not is_due:
             batched = large.checked[place] = self._assumed(recorded, whole, found)
             return self._entry(large, call, found, batched)
-        shown = compared(
+        args, kwargs = call.arguments(call.tensors)
+        if isinstance(recorded, Recorded) and recorded.targets:
+            names, given = names_in(shown.codes), (recorded.targets, call.objects, call.places)
+            collected = returning_assigned(
+                self._answers.reads.function, shown.guards, names, *given
+            )
+            eager = functools.partial(collected, (), *args, **kwargs)
+        # Copies of the first row show what copies of the last one may hide.
+        pads = self._options.pads(call.names)
+        first: list[OnePad] = ["first" if one == "repeat" else one for one in pads]
+        done = compared(
             eager,
-            lambda: self._replayed(recorded, call, whole, found),
-            large.shown.trace.written(),
-            large.shown.guards.leaves if large.shown.uses_gradients else (),
+            [
+                functools.partial(self._replayed, recorded, call, whole, found, one)
+                for one in ([pads] if first == pads else [first, pads])
+            ],
+            shown.trace.written(),
+            shown.guards.leaves if shown.uses_gradients else (),
             found,
+            shown.guards.name_of_memory,
         )
-        if shown is None:
+        if done is None:
             self._unsafe[large] = "padding is not compared: there is no memory for copies"
             return self._answers.never(call, eager, self._unsafe[large])
-        if shown.shows is not None:
-            self._unsafe[large] = f"padding shows: {shown.shows}"
+        if done.shows is not None and batched is not None:
+            # It was trusted before, and a check is due.
+            raise CompareError(
+                f"a replay of {self._answers.name} ({large.text}) padded from {found.rows} rows"
+                f" differs from eager: {done.shows}"
+            )
+        if done.shows is not None:
+            self._unsafe[large] = f"padding shows: {done.shows}"
             self._answers.never(call, eager, self._unsafe[large])
         else:
-            large.checked[place] = shown.batched
+            large.checked[place] = done.batched
             large.was_replayed()
-        return lambda: shown.result
+        result = done.result
+        if isinstance(recorded, Recorded):
+            result = recorded.assign(result, call.objects, args, kwargs)
+        return lambda: result
+
+    def _is_due(self, large: Key) -> bool:
+        """Return whether a padded call is compared, as ``debug`` or ``check_every`` asks for."""
+        options = self._options
+        if not options.check_every and "compare" not in options.debug:
+            return False
+        self._calls[large] = self._calls.get(large, 0) + 1
+        return self._calls[large] % max(options.check_every, 1) == 0
 
     def _replayed(
-        self, recorded: Recorded | Trained, call: Call, whole: Call, found: Fit
+        self,
+        recorded: Recorded | Trained,
+        call: Call,
+        whole: Call,
+        found: Fit,
+        pads: Sequence[OnePad],
     ) -> tuple[Sequence[Any], Any]:
         """Replay with padding; return the leaves of the result and its specification."""
         if isinstance(recorded, Trained):
-            args, kwargs = whole.arguments(whole.tensors)
+            assert found.size is not None
+            args, kwargs = whole.arguments(resized(call.tensors, found, found.size, pads))
             leaves, spec = tree_flatten(recorded.replay(*args, **kwargs))
             return leaves, spec
         lent, is_fresh = self._answers.captures.pool_use.lent, self._options.outputs == "fresh"
         lent.overwrite()
-        Padded(recorded, found, self._options.pad)(tuple(call.tensors))
+        Padded(recorded, found, pads)(tuple(call.tensors))
         if not is_fresh:
             recorded.result.lend(lent)
         # The comparison cuts the other leaves, which may share memory.
@@ -196,7 +243,7 @@ class PaddedSizes:
             return large.padded[identity]
         recorded, answers = large.recorded, self._answers
         assert recorded is not None and large.shown is not None
-        guards, pad = large.shown.guards, self._options.pad
+        guards, pads = large.shown.guards, self._options.pads(call.names)
         use = answers.captures.pool_use
         common: dict[str, Any] = {
             "is_in_order": call.is_in_order,
@@ -208,7 +255,7 @@ class PaddedSizes:
             "written": recorded.writes,
         }
         if isinstance(recorded, Trained):
-            run = PaddedPasses(recorded, found, pad, batched, answers.arguments)
+            run = PaddedPasses(recorded, found, pads, batched, answers.arguments)
             signatures = [_torch.signature(tensor) for tensor in call.tensors]
             entry = _core.Entry(
                 *call.patterns(signatures),
@@ -218,7 +265,7 @@ class PaddedSizes:
                 **common,
             )
         else:
-            work: Any = Padded(recorded, found, pad)
+            work: Any = Padded(recorded, found, pads)
             if (native := work.native()) is not None:
                 work, like = native
             else:
@@ -235,10 +282,12 @@ class PaddedSizes:
                     warn=answers.warnings.of_held,
                 ),
                 lent=use.lent,
+                assigns=assigns_of(recorded, answers.arguments),
                 **common,
             )
         large.padded[identity] = entry
-        answers.add(call, entry, recorded)
+        if not self._options.check_every and "compare" not in self._options.debug:
+            answers.add(call, entry, recorded)
         return entry
 
     def _assumed(self, recorded: Recorded | Trained, whole: Call, found: Fit) -> list[int | None]:
@@ -269,4 +318,13 @@ def _cut(recorded: Recorded, found: Fit, kinds: Collection[str]) -> Result:
     dims = rows_in(recorded.outputs, found)
     dims = [dim if kind in kinds else None for dim, kind in zip(dims, result.kinds, strict=True)]
     leaves = cut_leaves(result.leaves, dims, found.rows)
-    return Result(leaves, result.spec, result.kinds, first_rows(recorded, found))
+    statics = first_rows(recorded, found)
+    return Result(leaves, result.spec, result.kinds, statics, result.lasting)
+
+
+def _against(recorded: Recorded | Trained, shown: Observation) -> str | None:
+    """Return why no call is padded to a size; None if calls can be."""
+    if shown.guards.inputs():
+        return "padding is not compared: it reads and assigns tensors whose rows may be those of calls"
+    plain = [name for name, (_, parts) in (shown.assigned or {}).items() if any(parts)]
+    return f"padding is not compared: the function assigns {plain[0]}" if plain else None

@@ -90,6 +90,7 @@ class Places:
         copied: The names of the places of tensors that replays copy.
 
     Attributes:
+        names: The names that count.
         found: The places, each after the one that it is found in.
         stopped: The name of the first place that was left out because there are too many.
         addresses: The names of tensors, by the addresses of their storages.
@@ -115,7 +116,7 @@ class Places:
         self.modules: list[torch.nn.Module] = []
         self.leaves: list[torch.Tensor] = []
         self.refused: str | None = None
-        self._names = names
+        self.names = names
         self._own = {code: scope for code, scope in codes.items() if not is_library(code.co_filename)}
         # Of libraries only what the user's code names counts.
         self._own_names = names & (names_in(self._own) | (names - names_in(codes)))
@@ -365,10 +366,10 @@ class Places:
         attributes = attributes_of(value)
         is_module = isinstance(value, torch.nn.Module)
         for key, one in [*attributes.items()]:
-            if key in self._names or (is_module and (key in _OF_MODULE or key == "training")):
+            if key in self.names or (is_module and (key in _OF_MODULE or key == "training")):
                 self._look(number, ("attr", key), f"{name}.{key}", one)
         for slot in slots_of(type(value)):
-            if slot.__name__ in self._names:
+            if slot.__name__ in self.names:
                 its_name = f"{name}.{slot.__name__}"
                 self._found_or_missing(number, ("slot", slot), its_name, _in_slot(slot, value))
 
@@ -390,7 +391,7 @@ class Places:
         wanted: list[tuple[str, Any, bool]] = []
         for base in kind.__mro__:
             is_own = not is_library_class(base)
-            for key in (self._names if is_own else of_library).intersection(vars(base)) - there:
+            for key in (self.names if is_own else of_library).intersection(vars(base)) - there:
                 if not isinstance(one := vars(base)[key], _DESCRIPTORS):
                     wanted.append((key, one, is_own))
             there.update(vars(base))
@@ -463,7 +464,7 @@ class Places:
             return
         self._known[id(module)] = module
         is_of_library = is_library_module(module)
-        names = self._own_names if is_of_library else self._names
+        names = self._own_names if is_of_library else self.names
         look = self._of_library if is_of_library else self._look
         root = self._root(module, name)
         for key in names.intersection(vars(module)):
@@ -488,7 +489,7 @@ class Places:
         attributes = vars(function)
         if (wrapped := attributes.get("__wrapped__")) is not None:
             self._callable(wrapped, name)
-        for key in self._names.intersection(attributes):
+        for key in self.names.intersection(attributes):
             root = self._root(function, name)
             self._look(root, ("attr", key), f"{name}.{key}", attributes[key])
 
