@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Any
 
+from cgraph._text import nearest
 from cgraph.errors import ArgumentError
 
 __all__ = ["Arguments"]
@@ -60,9 +61,11 @@ class Arguments:
             return
         for name in given:
             if name not in self._names:
+                near = nearest(name, self._names)
+                hint = f"the nearest one is {near!r}, and " if near else ""
                 raise ArgumentError(
                     f"{option} is {given!r}, expected names of arguments, and {name!r} is not one:"
-                    f" it has {', '.join(self._names) or 'no arguments'}"
+                    f" {hint}it has {', '.join(self._names) or 'no arguments'}"
                 )
 
     def are_in_order(self, names: Collection[str]) -> bool:

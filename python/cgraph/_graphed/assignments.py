@@ -20,6 +20,7 @@ __all__ = [
     "Assigned",
     "Assignments",
     "Target",
+    "dictionaries",
     "returning_assigned",
     "signature_of",
     "unlike",
@@ -123,7 +124,7 @@ class Assignments:
         self._whole: list[tuple[Any, list[Any]]] = []
         for root, path, name, value in guards.holders(objects):
             self._add(root, path, name, value)
-        for path, name, value in _containers(arguments, places):
+        for path, name, value in dictionaries(arguments, places):
             self._add(("arguments",), path, name, value)
 
     def _add(self, root: Step, path: tuple[Step, ...], name: str, value: Any) -> None:
@@ -348,7 +349,7 @@ def _name(holder: str, step: Step) -> str:
     return f"{holder}.{getattr(rest[0], '__name__', rest[0])}"
 
 
-def _containers(
+def dictionaries(
     arguments: Arguments, places: Sequence[str]
 ) -> Iterator[tuple[tuple[Step, ...], str, Any]]:
     """Yield the dictionaries among arguments, each with the way to it and its name."""

@@ -87,6 +87,8 @@ class Answers:
         self.keys = keys
         self.captures = KeyCaptures(self.reads, name, options, keys)
         self.tensors: Sequence[torch.Tensor] = ()
+        # True once the names in its options were found.
+        self._has_names = False
         self.arguments = arguments
         self.lock = lock
         self.sizes = sizes(weakref.proxy(self))
@@ -283,6 +285,9 @@ class Answers:
         with self.lock, busy():
             key.eager_calls += 1
             result, shown = observe(self.reads, call, args, kwargs)
+            if not self._has_names:
+                self.reads.require_names(call)
+                self._has_names = True
             key.shown = shown
             key.observed += 1
             family.note(call, shown.written, self.options)

@@ -14,14 +14,16 @@ from cgraph import _torch
 from cgraph._graphed.assignments import Assigned, Assignments, signature_of, unlike
 from cgraph._graphed.call import Call
 from cgraph._graphed.guards import Change, Guards
-from cgraph._graphed.options import Options
+from cgraph._graphed.options import Options, identifiers_in
 from cgraph._graphed.reasons import refused_in_words
 from cgraph._operators.observer import Observer, Refusal
 from cgraph._operators.trace import Difference, Trace
 from cgraph._python.names import names_in, stored_in
 from cgraph._python.places import Places
 from cgraph._python.values import tensors_behind
+from cgraph._text import nearest
 from cgraph._torch import tree_iter
+from cgraph.errors import ArgumentError
 
 __all__ = ["Observation", "Reads", "reads_gradients"]
 
@@ -45,6 +47,30 @@ class Reads:
     codes: Codes = field(default_factory=dict)
     copied: set[str] = field(default_factory=set)
     moved: frozenset[str] = frozenset()
+
+    def require_names(self, call: Call) -> None:
+        """Refuse dotted names in options that name nothing, once a call has shown what there is.
+
+        Raises:
+            ArgumentError: A name is that of no place.
+        """
+        given = [(option, name) for option, names in self.options.dotted.items() for name in names]
+        if not given:
+            return
+        names = names_in(self.codes) | identifiers_in(name for _, name in given)
+        walk = Places(names, self.codes, {})
+        walk.walk(self.function, call.named_objects, call.named_modules)
+        known = {one.name for one in walk.found}
+        for option, name in given:
+            ends = tuple(f"{name}{end}" for end in ("", ".", "["))
+            is_known = any(one == name or one.startswith(ends[1:]) for one in known)
+            if not is_known and walk.stopped is None:
+                near = nearest(name, known)
+                hint = f", and the nearest one is {near!r}" if near else ""
+                raise ArgumentError(
+                    f"{option} has {name!r}, expected the name of something that the function"
+                    f" reads or changes{hint}"
+                )
 
     def is_left(self, name: str) -> bool:
         """Return whether replays do not assign to a place, as it is not guarded or is ignored."""

@@ -12,7 +12,7 @@ from torch.utils import checkpoint
 from cgraph import _driver
 from cgraph._autograd.history import leaves_behind
 from cgraph._breaks.flows import unreached
-from cgraph._graphed.assignments import Assignments
+from cgraph._graphed.assignments import Assignments, dictionaries
 from cgraph._graphed.call import Call
 from cgraph._graphed.guards import Guards
 from cgraph._graphed.leaf_gradients import detached
@@ -51,6 +51,7 @@ def observe(
         state = Assignments(Guards(begin, compares=False), names, *given)
     breaks = ObservedBreaks(observer, aside=nullcontext if state is None else state.aside)
     containers = Containers((args, kwargs))
+    assignable = {id(one) for *_, one in dictionaries((args, kwargs), call.places)}
     with observer.watching(), observer.noting(), breakable(breaks):
         result = reads.function(*args, **kwargs)
     if observer.is_backward and torch.is_grad_enabled():
@@ -65,7 +66,7 @@ def observe(
         begin=begin,
         assigned=None if state is None else state.changed(),
     )
-    if (changed := containers.changed(assigns=not shown.needs_grad)) is not None:
+    if (changed := containers.changed(() if shown.needs_grad else assignable)) is not None:
         shown.refused = f"the function changes an argument: {changed}"
     elif observer.codes.is_blind:
         shown.refused = "a profiler is active, which hides the code that runs"

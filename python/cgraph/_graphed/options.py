@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -20,6 +20,7 @@ __all__ = [
     "Pad",
     "SideEffects",
     "checked_sizes",
+    "identifiers_in",
     "root_of",
 ]
 
@@ -59,6 +60,7 @@ class Options:
         guarded_names: The names that ``guards`` adds.
         unguarded: The dotted names that ``guards`` removes.
         guard: The function of the arguments that ``guards`` is, if it is one.
+        dotted: The dotted names that ``guards`` and ``side_effects`` have, by the option.
     """
 
     sizes: tuple[int, ...] | None = None
@@ -77,6 +79,7 @@ class Options:
     guard: Callable[..., Any] | None = None
     guarded_names: frozenset[str] = frozenset()
     unguarded: frozenset[str] = field(default=frozenset())
+    dotted: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def most_graphs(self) -> int:
@@ -121,6 +124,9 @@ class Options:
         _pool(given["pool"])
         sizes = given["sizes"]
         guards = _guards(given.pop("guards"))
+        side_effects = _side_effects(given["side_effects"])
+        names = () if isinstance(side_effects, str) else side_effects
+        dotted = {"guards": guards.pop("names", ()), "side_effects": names}
         return replace(
             cls(),
             **{
@@ -130,7 +136,8 @@ class Options:
                 # A copy, which the caller cannot change.
                 "pad": dict(pad) if isinstance(pad, Mapping) else pad,
                 "static_args": _names("static_args", given["static_args"]),
-                "side_effects": _side_effects(given["side_effects"]),
+                "side_effects": side_effects,
+                "dotted": dotted,
                 "debug": _debug(given["debug"]),
                 "check_every": _check_every(given["check_every"]),
                 **guards,
@@ -201,6 +208,11 @@ def _names(name: str, given: object) -> tuple[str, ...]:
     return tuple(names)
 
 
+def identifiers_in(names: Iterable[str]) -> frozenset[str]:
+    """Return the names that dotted names are made of."""
+    return frozenset(part for name in names for part in re.findall(r"[^\W\d]\w*", name))
+
+
 def _side_effects(given: object) -> str | tuple[str, ...]:
     if isinstance(given, str) and given in ("refuse", "ignore"):
         return given
@@ -231,10 +243,14 @@ def _guards(given: object) -> dict[str, Any]:
                 " a mapping of such names to True, or to False for those not to guard"
             )
         if is_guarded:
-            added.update(re.findall(r"[^\W\d]\w*", name))
+            added.update(identifiers_in([name]))
         else:
             taken_out.add(name)
-    return {"guarded_names": frozenset(added), "unguarded": frozenset(taken_out)}
+    return {
+        "guarded_names": frozenset(added),
+        "unguarded": frozenset(taken_out),
+        "names": tuple(name for name, _ in items),
+    }
 
 
 def _debug(given: object) -> tuple[str, ...]:

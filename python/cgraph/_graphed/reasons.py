@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -170,18 +170,18 @@ class Containers:
                 self._items[id(one)] = one, _items(one)
                 waiting += _items(one)
 
-    def changed(self, *, assigns: bool) -> str | None:
+    def changed(self, assigned: Collection[int]) -> str | None:
         """Return the container or tensor property that has changed, as text; None if none has.
 
         Args:
-            assigns: True if replays assign to items of dictionaries.
+            assigned: The ``id`` of each dictionary to whose items replays assign.
         """
         for tensor, place in self._memory.values():
             if _torch.place_of(tensor) != place:
                 return "the shape or the memory of a tensor"
         for one, items in self._items.values():
             now = _items(one)
-            if assigns and isinstance(one, dict):
+            if id(one) in assigned:
                 # Items may be new, and values others.
                 now, items = [*dict.keys(one)], items[: len(items) // 2]
                 now = now[: len(items)]

@@ -162,7 +162,7 @@ def test_a_written_argument_without_rows_is_as_eager(lab: Lab, moves: bool) -> N
         into.add_(x.sum(0))
         return x * 2
 
-    graphed = cgraph.graphed(function, sizes=[4])
+    graphed = cgraph.graphed(function, sizes=[4], pad="zero")
     into, twin = (torch.zeros(5, device=lab.device) for _ in range(2))
     with torch.no_grad():
         for number, rows in enumerate((4, 4, 4, 4, 3, 2, 4, 3, 3)):
@@ -189,7 +189,7 @@ def test_random_numbers_of_a_padded_function_are_never_wrong(lab: Lab) -> None:
 def test_without_check_padding_nothing_is_compared(lab: Lab) -> None:
     """(`check_padding=False` trusts you)."""
     counting, counter = counted(lambda x: x.sum(0) / x.shape[0])
-    graphed = cgraph.graphed(counting, sizes=[4], check_padding=False)
+    graphed = cgraph.graphed(counting, sizes=[4], pad="zero", check_padding=False)
     with torch.no_grad():
         x = fresh(lab, 3, 3)
         equal(graphed(x), x.sum(0) / 3)

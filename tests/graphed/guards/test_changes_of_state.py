@@ -66,7 +66,8 @@ def test_a_container_that_the_function_changes_is_changed_for_the_caller(
         own, other = make(x.clone()), make(x.clone())
         assert torch.equal(graphed(own), function(other))
         assert str(own) == str(other)
-    assert set(states(graphed)) == {"eager"}
+    # Replays assign to items of dictionaries.
+    assert set(states(graphed)) == {"captured" if type(own) is dict else "eager"}
 
 
 @dataclass

@@ -101,7 +101,7 @@ def attention(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def test_a_mask_of_truths_hides_zero_padding(lab: Lab) -> None:
-    graphed = cgraph.graphed(attention, sizes=[4, 8], dim=1)
+    graphed = cgraph.graphed(attention, sizes=[4, 8], dim=1, pad="zero")
     for rows in (3, 4, 7, 5, 2):
         x = fresh(lab, 2, rows, 5)
         mask = fresh(lab, 2, rows) > 0
@@ -112,7 +112,8 @@ def test_a_mask_of_truths_hides_zero_padding(lab: Lab) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*runs eagerly")
 def test_a_mask_of_what_is_hidden_does_not_hide_zero_padding(lab: Lab) -> None:
-    graphed = cgraph.graphed(lambda x, hidden: attention(x, ~hidden), sizes=[4, 8], dim=1)
+    function = lambda x, hidden: attention(x, ~hidden)  # noqa: E731
+    graphed = cgraph.graphed(function, sizes=[4, 8], dim=1, pad="zero")
     for rows in (3, 7, 2):
         x = fresh(lab, 2, rows, 5)
         hidden = torch.zeros(2, rows, dtype=torch.bool, device=lab.device)
