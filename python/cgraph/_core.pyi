@@ -636,7 +636,6 @@ class Tree:
         forward_ad: dict[str, Any],
         functions: dict[str, int],
         keys: list[int],
-        settings: TorchSettings,
     ) -> Self: ...
     def __enter__(self) -> None:
         """Take the lock that one thread at a time holds to call a function."""
@@ -795,7 +794,7 @@ class Dispatcher:
 
 @final
 class TorchSettings:
-    """torch's settings that all threads have in common: for determinism, precision and libraries."""
+    """torch's settings of all threads, for determinism, precision and libraries."""
 
     def __new__(
         cls,

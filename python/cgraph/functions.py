@@ -77,8 +77,8 @@ def graphed(
         sizes: Numbers of rows to capture for. A call of fewer rows is padded to the next size, and
             its results are cut; one of more rows runs eagerly, and so does one whose padding shows.
         pad: Contents of padding rows: ``"repeat"`` (the last row: padding writes what a real row
-            writes), ``"zero"``, a number, or a function of a tensor and a size that returns the padded
-            tensor; or one of these for each name of an argument.
+            writes), ``"zero"``, a number, or a function of a tensor and a size that returns the
+            padded tensor; or one of these for each name of an argument.
         dim: The dimension of the rows, or one for each name of an argument that has rows.
         check_padding: Compare the first padded call of each size with an eager one, written state
             included; Python runs for that.

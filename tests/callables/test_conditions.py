@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from cgraph import make_graphed_callables
-from cgraph.errors import ArgumentError, CallableError, CgraphWarning, StateError
+from cgraph.errors import ArgumentError, CallableError, StateError
 from lab import Lab, fresh
 
 

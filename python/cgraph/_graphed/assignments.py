@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from cgraph._graphed.guards import Change, Guards, Way, name_of_last, way_of
-from cgraph._python.places import NOTHING, found_at, items_of, name_of_item, put_at, slots_of
+from cgraph._python.steps import NOTHING, found_at, items_of, name_of_item, put_at, slots_of
 from cgraph._python.values import as_key, attributes_of, is_plain, is_same
 from cgraph._torch import tree_flatten, tree_map
 
@@ -64,7 +64,9 @@ class Target(NamedTuple):
     def holder(self, objects: Sequence[Any] = (), arguments: Arguments = ((), {})) -> Any:
         """Return what holds it, given the objects and the arguments of a call."""
         kind, *rest = self.root
-        found = arguments if kind == "arguments" else objects[rest[0]] if kind == "object" else rest[0]
+        found = (
+            arguments if kind == "arguments" else objects[rest[0]] if kind == "object" else rest[0]
+        )
         return functools.reduce(found_at, self.path, found)
 
 
@@ -139,7 +141,9 @@ class Assignments:
                 return {("cell",): value.cell_contents}
             return {}
         if isinstance(value, type):
-            return {("class", key): vars(value)[key] for key in self._names.intersection(vars(value))}
+            return {
+                ("class", key): vars(value)[key] for key in self._names.intersection(vars(value))
+            }
         found: dict[Step, Any] = {}
         if isinstance(value, list | tuple | deque):
             found.update({("item", place): one for place, one in enumerate(items_of(value))})
@@ -149,7 +153,9 @@ class Assignments:
                 items = [(key, one) for key, one in items if key in self._names]
             found.update({("item", key): one for key, one in items})
         attributes = attributes_of(value)
-        found.update({("attr", key): attributes[key] for key in self._names.intersection(attributes)})
+        found.update(
+            {("attr", key): attributes[key] for key in self._names.intersection(attributes)}
+        )
         for slot in slots_of(type(value)):
             if (one := found_at(value, ("slot", slot))) is not NOTHING:
                 found["slot", slot] = one
@@ -329,7 +335,9 @@ def _can_assign(value: Any, can_return: Callable[[torch.Tensor], bool], there: s
     if type(value) in (list, tuple, dict) and id(value) not in there:
         parts = value.values() if isinstance(value, dict) else value
         keys = value if isinstance(value, dict) else ()
-        return all(map(is_plain, keys)) and all(_can_assign(one, can_return, there) for one in parts)
+        return all(map(is_plain, keys)) and all(
+            _can_assign(one, can_return, there) for one in parts
+        )
     return False
 
 

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import torch
 
 from cgraph import _core, _torch
-from cgraph._python.places import NOTHING, Place, Places, found_at
+from cgraph._python.places import Place, Places
+from cgraph._python.steps import NOTHING, found_at
 from cgraph._python.values import form_in_words, is_plain
 from cgraph._text import shown
 
@@ -116,7 +117,7 @@ def name_of_last(path: tuple[tuple[Any, ...], ...], name: str) -> str | None:
     """Return the name in code of the last step on a way to a place; None for an item or a root."""
     if not path or (path[-1][0] == "item" and len(path) > 1):
         return None
-    kind, *rest = path[-1]
+    rest = path[-1][1:]
     return str(getattr(rest[0], "__name__", rest[0])) if rest else name
 
 
@@ -165,7 +166,8 @@ class Guards:
 
     def without(self, ways: Collection[Hashable]) -> Guards:
         """Return guards without the places at some ways, and without what is in these."""
-        new, kept = copy.copy(self), []
+        new = copy.copy(self)
+        kept: list[Place] = []
         numbers: dict[int, int] = {-1: -1}
         for number, (way, place) in enumerate(zip(self._ways(), self._places, strict=True)):
             if place.parent in numbers and way.way not in ways:
@@ -204,7 +206,7 @@ class Guards:
     def holders(
         self, objects: Sequence[Any] = ()
     ) -> Iterator[tuple[tuple[Any, ...], tuple[tuple[Any, ...], ...], str, Any]]:
-        """Yield what has other places in it: where the way to it begins, its steps, its name, itself.
+        """Yield what has other places in it: the root and the steps of its way, its name, itself.
 
         Args:
             objects: The objects among the arguments of a call.
@@ -219,9 +221,7 @@ class Guards:
         places = (one for one in self._places if one.check[0] in ("tensor", "form"))
         return not any(one.name in names for one in places)
 
-    def made(
-        self, is_made: Callable[[torch.Tensor], bool], objects: Sequence[Any]
-    ) -> list[Way]:
+    def made(self, is_made: Callable[[torch.Tensor], bool], objects: Sequence[Any]) -> list[Way]:
         """Return the ways to the tensors that a call has made."""
         return [
             way

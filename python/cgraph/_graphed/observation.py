@@ -18,6 +18,7 @@ from cgraph._graphed.options import Options, identifiers_in
 from cgraph._graphed.reasons import refused_in_words
 from cgraph._operators.observer import Observer, Refusal
 from cgraph._operators.trace import Difference, Trace
+from cgraph._python.named_objects import named_by
 from cgraph._python.names import names_in, stored_in
 from cgraph._python.places import Places
 from cgraph._python.values import tensors_behind
@@ -59,8 +60,10 @@ class Reads:
             return
         names = names_in(self.codes) | identifiers_in(name for _, name in given)
         walk = Places(names, self.codes, {})
-        walk.walk(self.function, call.named_objects, call.named_modules)
-        known = {one.name for one in walk.found}
+        given_to = self.function, call.named_objects, call.named_modules
+        # Hooks may run later.
+        found = walk.walk(*given_to).found + named_by(*given_to, callees=True).found
+        known = {one.name for one in found}
         for option, name in given:
             ends = tuple(f"{name}{end}" for end in ("", ".", "["))
             is_known = any(one == name or one.startswith(ends[1:]) for one in known)
@@ -261,7 +264,9 @@ class Observation:
             observer.writes_outside(),
             observer.taken_outside(),
             next((name for name, one in found if observer.made(one)), None),
-            None if assigned is None else {one.target.name: signature_of(one.value) for one in assigned},
+            None
+            if assigned is None
+            else {one.target.name: signature_of(one.value) for one in assigned},
             beside and f"{beside[0]} shares memory with {beside[1]}, and one of them is written",
         )
 
@@ -272,9 +277,7 @@ class Observation:
         """
         names = self.guards.taken_names
         walk = reads.walk(call, self.codes, {})
-        guards = Guards(
-            walk.settle(lambda _, name: name in names, copies=not self.needs_grad)
-        )
+        guards = Guards(walk.settle(lambda _, name: name in names, copies=not self.needs_grad))
         known, now = self.guards.requiring, guards.requiring
         is_same = all(now[name] == known[name] for name in now.keys() & known.keys())
         return replace(self, guards=guards) if is_same else None
@@ -316,8 +319,8 @@ class Observation:
                 return Difference(f"the function changes an argument: {target.name}", None)
             if made_in(value, observer):
                 return Difference(f"the function leaves a new tensor in {target.name}", None)
-        if (change := unlike(assigned, before.assigned)) is not None:
-            return Difference(f"the function changes {change.name}: it {change.verb}", None)
+        if (other := unlike(assigned, before.assigned)) is not None:
+            return Difference(f"the function changes {other.name}: it {other.verb}", None)
         return self.trace.difference(before.trace)
 
     @property

@@ -28,8 +28,8 @@ DEBUG = ("sync", "eager", "compare", "poison")
 """The words of the option ``debug``."""
 
 OnePad = Literal["repeat", "zero", "first"] | float | Callable[[torch.Tensor, int], torch.Tensor]
-"""The contents of padding rows of one tensor: copies of the last row, zeros, a number, or those that
-a function of the tensor and a size returns; copies of the first row only to compare."""
+"""The contents of padding rows of one tensor: copies of the last row, zeros, a number, or those
+that a function of the tensor and a size returns; copies of the first row only to compare."""
 Pad = OnePad | Mapping[str, OnePad]
 """The same for all arguments, or by their names."""
 Guarded = Callable[..., Any] | str | Sequence[str] | Mapping[str, bool]

@@ -16,8 +16,8 @@ from cgraph import _torch
 from cgraph._breaks.sessions import Session
 from cgraph._captures.collector import collections_held_off
 from cgraph._driver import Driver, Handle
-from cgraph._graphed.call import dense_like
 from cgraph._graphed.assignments import Assignments
+from cgraph._graphed.call import dense_like
 from cgraph._graphed.capture_plan import CapturePlan
 from cgraph._graphed.leaf_gradients import LeafGradients, detached
 from cgraph._graphed.observation import Observation

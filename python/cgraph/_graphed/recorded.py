@@ -11,7 +11,7 @@ from cgraph import _core
 from cgraph._graphed.assignments import Target
 from cgraph._graphed.leaf_gradients import LeafGradients
 from cgraph._graphed.results import Result
-from cgraph._python.places import put_at
+from cgraph._python.steps import put_at
 from cgraph.cudagraph import CUDAGraph
 from cgraph.segments import SegmentedGraph
 

@@ -96,7 +96,7 @@ def _take(
         elif isinstance(one, torch.ScriptObject):
             # A process group or a reduction has another one around it in each call, and packed
             # weights cannot be compared. Guards tell such objects of Python's apart.
-            numbers.append(one._type().qualified_name())  # type: ignore[attr-defined]
+            numbers.append(one._type().qualified_name())
         else:
             numbers.append((type(one), one))
 

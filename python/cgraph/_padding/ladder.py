@@ -56,9 +56,7 @@ def capture_ladder(
             " are made from these rows"
         )
     # Padding rows are copies of real ones, so that indices stay in range.
-    pads: list[OnePad] = [
-        one if callable(one) else "repeat" for one in options.pads(call.names)
-    ]
+    pads: list[OnePad] = [one if callable(one) else "repeat" for one in options.pads(call.names)]
     like: Observation | None = None
     with gc_frozen(), ExitStack() as behind:
         for size in largest_first(wanted, f"capture {answers.name}", shows=progress):

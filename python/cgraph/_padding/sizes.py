@@ -325,6 +325,8 @@ def _cut(recorded: Recorded, found: Fit, kinds: Collection[str]) -> Result:
 def _against(recorded: Recorded | Trained, shown: Observation) -> str | None:
     """Return why no call is padded to a size; None if calls can be."""
     if shown.guards.inputs():
-        return "padding is not compared: it reads and assigns tensors whose rows may be those of calls"
+        return (
+            "padding is not compared: it reads and assigns tensors whose rows may be those of calls"
+        )
     plain = [name for name, (_, parts) in (shown.assigned or {}).items() if any(parts)]
     return f"padding is not compared: the function assigns {plain[0]}" if plain else None

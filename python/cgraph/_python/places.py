@@ -14,11 +14,10 @@ import gc
 import importlib.util
 import os
 import sys
-import threading
 import types
 import weakref
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from types import CodeType
 from typing import Any, NamedTuple
@@ -28,27 +27,22 @@ import torch
 from cgraph import _core, _torch
 from cgraph._python.libraries import is_library, is_library_class, is_library_module
 from cgraph._python.names import imports_in, names_in, stored_in
+from cgraph._python.steps import (
+    NOTHING,
+    OF_MODULE,
+    found_at,
+    has_parts,
+    items_of,
+    name_of_item,
+    slots_of,
+)
 from cgraph._python.values import attributes_of, form_in_words, has_no_parts, is_array, is_plain
 
-__all__ = [
-    "MOST_PLACES",
-    "NOTHING",
-    "Place",
-    "Places",
-    "found_at",
-    "items_of",
-    "name_of_item",
-    "put_at",
-    "slots_of",
-]
+__all__ = ["MOST_PLACES", "Place", "Places"]
 
 MOST_PLACES = 4096
 """The most places that are compared; one warning says where a walk stopped."""
 
-NOTHING: Any = object()
-"""The value that is found where nothing is."""
-
-_OF_MODULE = ("_parameters", "_buffers", "_modules")
 _CONTAINERS = (dict, list, tuple, deque, set, frozenset)
 # Their parts are looked at, and not their settings.
 _OF_OTHERS = (types.ModuleType, functools.partial, _core.Dispatcher)
@@ -117,7 +111,9 @@ class Places:
         self.leaves: list[torch.Tensor] = []
         self.refused: str | None = None
         self.names = names
-        self._own = {code: scope for code, scope in codes.items() if not is_library(code.co_filename)}
+        self._own = {
+            code: scope for code, scope in codes.items() if not is_library(code.co_filename)
+        }
         # Of libraries only what the user's code names counts.
         self._own_names = names & (names_in(self._own) | (names - names_in(codes)))
         # A name that is only assigned to need not be absent.
@@ -233,7 +229,10 @@ class Places:
             number, its_name = self._add(parent, step, ("is", value), name, value), f"{name}.get()"
             self._found_or_missing(number, ("context",), its_name, found_at(value, ("context",)))
         elif isinstance(value, types.MappingProxyType):
-            number, of = self._add(parent, step, ("is", value), name, value), gc.get_referents(value)
+            number, of = (
+                self._add(parent, step, ("is", value), name, value),
+                gc.get_referents(value),
+            )
             for one in of:
                 self._look(-1, ("root", one), name, one)
         elif has_no_parts(value) or isinstance(value, _OF_OTHERS):
@@ -248,7 +247,7 @@ class Places:
                 if id(value) not in self._known:
                     self._known[id(value)] = value
                     self.modules.append(value)
-            elif not isinstance(value, _CONTAINERS) and not _has_parts(value):
+            elif not isinstance(value, _CONTAINERS) and not has_parts(value):
                 if self._counted(name):
                     self._add(parent, step, ("is", value), name, value)
                 return
@@ -366,12 +365,14 @@ class Places:
         attributes = attributes_of(value)
         is_module = isinstance(value, torch.nn.Module)
         for key, one in [*attributes.items()]:
-            if key in self.names or (is_module and (key in _OF_MODULE or key == "training")):
+            if key in self.names or (is_module and (key in OF_MODULE or key == "training")):
                 self._look(number, ("attr", key), f"{name}.{key}", one)
         for slot in slots_of(type(value)):
             if slot.__name__ in self.names:
                 its_name = f"{name}.{slot.__name__}"
-                self._found_or_missing(number, ("slot", slot), its_name, _in_slot(slot, value))
+                self._found_or_missing(
+                    number, ("slot", slot), its_name, found_at(value, ("slot", slot))
+                )
 
     def _found_or_missing(self, number: int, step: tuple[Any, ...], name: str, value: Any) -> None:
         if value is NOTHING:
@@ -494,114 +495,9 @@ class Places:
             self._look(root, ("attr", key), f"{name}.{key}", attributes[key])
 
 
-def found_at(holder: Any, step: tuple[Any, ...]) -> Any:
-    """Return the value at a place now, without running user code; ``NOTHING`` if none is there."""
-    kind, *rest = step
-    if holder is NOTHING:
-        return NOTHING
-    if kind == "root":
-        return rest[0]
-    if kind == "attr":
-        return attributes_of(holder).get(rest[0], NOTHING)
-    if kind == "slot":
-        return _in_slot(rest[0], holder)
-    if kind == "cell":
-        try:
-            return holder.cell_contents
-        except ValueError:
-            return NOTHING
-    if kind == "grad":
-        return holder.grad
-    if kind == "context":
-        try:
-            return holder.get()
-        except LookupError:
-            return NOTHING
-    if kind == "class":
-        of = holder if isinstance(holder, type) else type(holder)
-        return next((vars(b)[rest[0]] for b in of.__mro__ if rest[0] in vars(b)), NOTHING)
-    if kind == "item" and isinstance(holder, dict):
-        return dict.get(holder, rest[0], NOTHING)
-    if kind == "item":
-        items = [*items_of(holder)]
-        return items[rest[0]] if rest[0] < len(items) else NOTHING
-    return NOTHING
-
-
 # `Py_TPFLAGS_HEAPTYPE`: classes that can get other attributes.
 _CAN_CHANGE = 1 << 9
 
 
-def name_of_item(holder: str, key: Any) -> str:
-    """Return the name of an item of a dictionary, which is an attribute of a module in its own."""
-    owner, _, last = holder.rpartition(".")
-    if last in _OF_MODULE:
-        return f"{owner}.{key}"
-    # The text of a tensor would be read from the device.
-    return f"{holder}[{f'{key!r:.40}' if is_plain(key) else type(key).__name__}]"
-
-
-def put_at(holder: Any, step: tuple[Any, ...], value: Any) -> None:
-    """Put a value at a place without running code of the user; ``NOTHING`` takes away what is there."""
-    kind, *rest = step
-    if kind in ("attr", "item") and isinstance(
-        found := attributes_of(holder) if kind == "attr" else holder, dict
-    ):
-        if value is NOTHING:
-            dict.pop(found, rest[0], None)
-        else:
-            dict.__setitem__(found, rest[0], value)
-    elif kind == "item" and value is not NOTHING:
-        next(one for one in (list, deque) if isinstance(holder, one)).__setitem__(holder, *rest, value)
-    elif kind == "cell" and value is not NOTHING:
-        holder.cell_contents = value
-    elif kind == "slot":
-        rest[0].__delete__(holder) if value is NOTHING else rest[0].__set__(holder, value)
-    elif kind == "grad":
-        holder.grad = value
-    elif kind == "class":
-        type.__delattr__(holder, rest[0]) if value is NOTHING else setattr(holder, rest[0], value)
-
-
-def _has_parts(value: Any) -> bool:
-    if isinstance(value, _torch.TensorWeakRef):
-        return False
-    if isinstance(value, threading.local):
-        return True
-    return hasattr(type(value), "__dictoffset__") and (
-        type(value).__dictoffset__ != 0 or bool(slots_of(type(value)))
-    )
-
-
-_slots: weakref.WeakKeyDictionary[type, tuple[Any, ...]] = weakref.WeakKeyDictionary()
-
-
-def slots_of(kind: type) -> tuple[Any, ...]:
-    """Return the descriptors of the slots of the user's classes."""
-    known = _slots.get(kind)
-    if known is None:
-        known = _slots[kind] = tuple(
-            one
-            for base in kind.__mro__
-            if not is_library_class(base)
-            for one in vars(base).values()
-            if isinstance(one, types.MemberDescriptorType)
-        )
-    return known
-
-
 # Descriptors of a class's objects, which do not change.
 _DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType)
-
-
-def _in_slot(slot: Any, value: Any) -> Any:
-    try:
-        return slot.__get__(value)
-    except AttributeError:
-        return NOTHING
-
-
-def items_of(value: Any) -> Iterator[Any]:
-    """Iterate over a list, a tuple or a deque without running code of the user."""
-    base = next(one for one in (list, tuple, deque) if isinstance(value, one))
-    return base.__iter__(value)

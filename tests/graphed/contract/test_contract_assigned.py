@@ -112,7 +112,7 @@ CASES: dict[str, tuple[Step, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("what", CASES)
 def test_a_replay_assigns_what_the_function_assigns(lab: Lab, what: str) -> None:
-    """What the function assigns to an attribute or an item at a guarded place … a replay assigns."""
+    """What the function assigns to an attribute or an item … a replay assigns."""
     step, state = CASES[what]
     state = pytree.tree_map_only(Tensor, lambda one: one.to(lab.device), state)
     graphed = both(lab, step, **state)
@@ -243,7 +243,7 @@ def _object(box: Box, x: Tensor) -> Tensor:
 @pytest.mark.filterwarnings("ignore:.*runs eagerly")
 @pytest.mark.parametrize("step", [_appends, _object])
 def test_what_cannot_be_assigned_is_eager(lab: Lab, step: Step) -> None:
-    """Eager as before: lists that were there and change, other objects made in the call …"""
+    """Eager as before: lists that were there and change, other objects made in the call."""
     box, twin = Box(items=[], made=None), Box(items=[], made=None)
     graphed = cgraph.graphed(lambda x: step(box, x))
     for _ in range(12):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import types
-from contextlib import nullcontext
 import warnings
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest

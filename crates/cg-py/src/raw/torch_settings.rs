@@ -42,7 +42,9 @@ impl GlobalSettings {
         let pointer = |address: usize| address as *const c_void;
         // SAFETY: the caller of `cgraph._core.TorchSettings` gives torch's functions under the names above, which
         // have these types in each torch that has these names.
-        let context = unsafe { transmute::<*const c_void, Global>(pointer(context))() };
+        let context = unsafe { transmute::<*const c_void, Global>(pointer(context)) };
+        // SAFETY: it takes nothing, and returns a reference to what lives as long as the process.
+        let context = unsafe { context() };
         // SAFETY: as above.
         let flag = |address: &usize| unsafe { transmute::<*const c_void, Flag>(pointer(*address)) };
         // SAFETY: as above.
