@@ -13,7 +13,9 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
+import types
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -22,6 +24,10 @@ from typing import Any, TextIO
 from cgraph import _core, _driver
 from cgraph._captures.busy import busy
 from cgraph._explanation.findings import KINDS, Finding, Log
+from cgraph._python.assignments import Assignments
+from cgraph._python.guards import Guards
+from cgraph._python.libraries import is_library_module
+from cgraph._python.named_objects import named_by
 from cgraph._text import table
 from cgraph.breaks import breakable
 from cgraph.errors import ArgumentError, CaptureError, add_note
@@ -74,8 +80,9 @@ def explain(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Expla
     The findings are reads of values on the host (``item()``, ``cpu()``, ``print(x)``, ``if x:``),
     waits for the device, shapes that depend on values, copies between the device and host memory
     that is not pinned, tensors on the host in work of the device, numbers read from such tensors,
-    random numbers of Python and NumPy (of generators that existed before), generators and
-    optimizers that a capture does not accept, and streams that are not forked or not joined; on
+    random numbers of Python and NumPy (of generators that existed before), changes of values of
+    Python that the code names, printing, generators and optimizers that a capture does not accept,
+    and streams that are not forked or not joined; on
     CUDA also every other operator that torch knows to wait for the device. The work of a
     :func:`cgraph.eager_break` is left out: it stays eager.
 
@@ -115,6 +122,8 @@ def explain(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Expla
     from cgraph._explanation.inspector import inspected
 
     log = Log()
+    named = named_by(function, [("args", args), ("kwargs", kwargs)], callees=True)
+    state = Assignments(Guards(named, compares=False), named.names)
     stream = driver.new_stream()
     driver.synchronize()  # the arguments come from other streams
     with driver.stream(stream):
@@ -129,7 +138,19 @@ def explain(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Expla
                 driver.synchronize()
             raise
     driver.synchronize()
+    for change in state.changed():
+        # Libraries load parts of themselves.
+        is_module = isinstance(change.holder, types.ModuleType)
+        if not (is_module and is_library_module(change.holder)):
+            log.add("python state", change.target.name, _begin_of(function))
     return Explanation(log.findings(), result)
+
+
+def _begin_of(function: Callable[..., Any]) -> tuple[str, int]:
+    """Return the file and the first line of a function; nothing for what has no code."""
+    inner = getattr(function, "forward", function)
+    code = getattr(inspect.unwrap(getattr(inner, "__func__", inner)), "__code__", None)
+    return ("", 0) if code is None else (code.co_filename, code.co_firstlineno)
 
 
 def _short(source: str) -> str:

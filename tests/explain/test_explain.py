@@ -482,3 +482,17 @@ def test_operators_whose_shape_or_branch_needs_a_value_are_found(lab: Lab) -> No
     chosen()  # it loads a compiler
     assert [one.kind for one in cgraph.explain(lambda: x.to_sparse()).findings] == ["shape"]
     assert "branch" in [one.kind for one in cgraph.explain(chosen).findings]
+
+
+def test_changes_of_python_and_printing_are_listed(lab: Lab) -> None:
+    state = {"cache": [], "calls": 0}
+
+    def step(x: Tensor) -> Tensor:
+        state["cache"].append(x)  # type: ignore[attr-defined]
+        state["calls"] += 1  # type: ignore[operator]
+        print("one more call")
+        return x * 2
+
+    found = {(one.kind, one.operator) for one in cgraph.explain(step, fresh(lab, 3)).findings}
+    assert {("python state", "state['calls']"), ("print", "print")} <= found
+    assert any(name.startswith("state['cache']") for kind, name in found if kind == "python state")

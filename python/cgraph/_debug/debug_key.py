@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from cgraph._debug.periodic_check import PeriodicCheck
 from cgraph._debug.replays import debugged
 from cgraph._debug.training import debugged_call
-from cgraph._graphed.assignments import returning_assigned
 from cgraph._graphed.call import Call
 from cgraph._graphed.key import Key
 from cgraph._graphed.recorded import Recorded
 from cgraph._graphed.train import Trained
 from cgraph._graphed.writeback import Fed
+from cgraph._python.assignments import returning_assigned
 from cgraph._python.names import names_in
 
 if TYPE_CHECKING:

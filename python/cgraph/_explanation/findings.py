@@ -126,6 +126,17 @@ KINDS = {
         " takes memory of its own",
         "call the function once before the capture, in the same thread",
     ),
+    "python state": Advice(
+        "frozen",
+        "changes values of Python, which no replay of a CUDAGraph does; those of graphed assign to"
+        " attributes and to items of dictionaries, and do nothing else",
+        "keep it in a tensor that is written in place, or change it outside of the capture",
+    ),
+    "print": Advice(
+        "frozen",
+        "prints: replays print nothing",
+        "print after the replay",
+    ),
     "unknown": Advice(
         "refused",
         "does what a stream must not do while it captures",

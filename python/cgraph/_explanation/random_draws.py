@@ -32,7 +32,7 @@ _MOST_GENERATORS = 32
 
 @contextmanager
 def draws_noted(log: Log, here: Callable[[], Place]) -> Iterator[None]:
-    """Note lines that draw or seed in the ``with`` block, on this thread.
+    """Note lines that draw, seed or print in the ``with`` block, on this thread.
 
     A profiler does that, as nothing in torch sees it. An existing profiler is called as well, but
     beside one that is written in C nothing is noted. No profiler sees NumPy's calls: their line is
@@ -64,6 +64,8 @@ def draws_noted(log: Log, here: Callable[[], Place]) -> Iterator[None]:
         # A first import calls thousands of library functions.
         if is_at_end and known and not _is_of_library(frame.f_code.co_filename):
             look(frame.f_back if event == "call" else frame)
+        if event == "c_call" and function is print and _is_of_function(frame):
+            log.add("print", "print", here())
         if event == "c_call":
             owner, name = getattr(function, "__self__", None), function.__name__
             if isinstance(owner, torch.Generator):

@@ -13,7 +13,7 @@ import torch
 from cgraph import _core, _torch
 from cgraph._graphed.argument_containers import Pattern, pattern_of, put_together, structure_of
 from cgraph._graphed.arguments import Arguments
-from cgraph._graphed.guards import Guards, Way
+from cgraph._python.guards import Guards, Way
 from cgraph._python.values import (
     as_key,
     form_in_words,

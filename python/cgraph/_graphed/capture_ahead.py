@@ -7,10 +7,8 @@ from contextlib import ExitStack, contextmanager
 
 from cgraph import _driver
 from cgraph._captures.busy import busy
-from cgraph._graphed.assignments import Assignments
 from cgraph._graphed.cache import Family
 from cgraph._graphed.call import Call
-from cgraph._graphed.guards import Guards
 from cgraph._graphed.key import Key, Reason
 from cgraph._graphed.leaf_gradients import LeafGradients
 from cgraph._graphed.miss import Answers
@@ -21,6 +19,8 @@ from cgraph._graphed.record import BrokenError, Capture
 from cgraph._graphed.size_capture import UnlikeError
 from cgraph._operators.rollback import Rollback
 from cgraph._operators.snapshots import RandomSnapshot, storage_snapshot
+from cgraph._python.assignments import Assignments
+from cgraph._python.guards import Guards
 from cgraph._python.named_objects import named_by
 from cgraph._text import first_line
 from cgraph.errors import CaptureError, add_note

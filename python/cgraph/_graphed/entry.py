@@ -9,12 +9,12 @@ from typing import Any
 from cgraph import _core, _torch
 from cgraph._graphed.arguments import Arguments
 from cgraph._graphed.call import Call
-from cgraph._graphed.guards import Guards
 from cgraph._graphed.recorded import Recorded
 from cgraph._graphed.results import Result
 from cgraph._graphed.static_memory import PoolUse
 from cgraph._graphed.train import Trained
 from cgraph._graphed.writeback import Fed
+from cgraph._python.guards import Guards
 from cgraph._torch import tree_unflatten
 
 __all__ = ["entry_of_graph", "entry_of_passes", "returned"]

@@ -17,7 +17,6 @@ from cgraph._graphed.arguments import Arguments
 from cgraph._graphed.cache import Family, Keys
 from cgraph._graphed.call import Call
 from cgraph._graphed.entry import entry_of_graph, entry_of_passes
-from cgraph._graphed.guards import Change
 from cgraph._graphed.key import Key, Reason
 from cgraph._graphed.key_captures import KeyCaptures
 from cgraph._graphed.observation import Reads
@@ -25,11 +24,18 @@ from cgraph._graphed.observe import observe
 from cgraph._graphed.one_time_warnings import OneTimeWarnings
 from cgraph._graphed.options import Options
 from cgraph._graphed.pool_lock import PoolBusyError
-from cgraph._graphed.reasons import broken_by, fix_for, reason_against, refused_in_words
+from cgraph._graphed.reasons import (
+    broken_by,
+    fix_for,
+    fix_for_various,
+    reason_against,
+    refused_in_words,
+)
 from cgraph._graphed.record import BrokenError, Capture
 from cgraph._graphed.recorded import Recorded
 from cgraph._graphed.train import Trained
 from cgraph._graphed.writeback import leave, reason_beside, with_statics
+from cgraph._python.guards import Change
 from cgraph._python.values import is_plain
 from cgraph._source import place_of, user_line
 from cgraph._text import first_line
@@ -468,8 +474,7 @@ class Answers:
     def _of_various(self, call: Call, name: str, eager: Callable[[], Any]) -> Answer:
         """Answer a call with one of too many values eagerly, unobserved."""
         text = self.keys.various[name]
-        fix = f"make it a tensor, or exclude it from the guards: guards={{{name!r}: False}}"
-        reason = Reason(text, user_line(), fix)
+        reason = Reason(text, user_line(), fix_for_various(name))
         self.warnings.of_eager(Key(str(call)), reason)
         self.keys.count_eager(call, reason)
         return eager

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 
 from cgraph import _torch
-from cgraph._graphed.assignments import Assigned, Assignments, signature_of, unlike
 from cgraph._graphed.call import Call
-from cgraph._graphed.guards import Change, Guards
 from cgraph._graphed.options import Options, identifiers_in
 from cgraph._graphed.reasons import refused_in_words
 from cgraph._operators.observer import Observer, Refusal
 from cgraph._operators.trace import Difference, Trace
+from cgraph._python.assignments import Assigned, Assignments, signature_of, unlike
+from cgraph._python.guards import Change, Guards
 from cgraph._python.named_objects import named_by
 from cgraph._python.names import names_in, stored_in
 from cgraph._python.places import Places
@@ -33,7 +33,7 @@ Codes = dict[CodeType, dict[str, Any]]
 
 @dataclass
 class Reads:
-    """What a function reads of Python, as far as its calls have shown.
+    """The places that a function reads in Python, as far as its calls have shown.
 
     Attributes:
         function: The function.

@@ -12,14 +12,14 @@ from torch.utils import checkpoint
 from cgraph import _driver
 from cgraph._autograd.history import leaves_behind
 from cgraph._breaks.flows import unreached
-from cgraph._graphed.assignments import Assignments, dictionaries
 from cgraph._graphed.call import Call
-from cgraph._graphed.guards import Guards
 from cgraph._graphed.leaf_gradients import detached
 from cgraph._graphed.observation import Observation, Reads
 from cgraph._graphed.reasons import Containers, reason_against_devices, reason_against_result
 from cgraph._graphed.record import observer_of
 from cgraph._operators.observer import ObservedBreaks
+from cgraph._python.assignments import Assignments, dictionaries
+from cgraph._python.guards import Guards
 from cgraph._python.names import names_in
 from cgraph._torch import tree_iter
 from cgraph.breaks import breakable

@@ -23,6 +23,7 @@ __all__ = [
     "Containers",
     "broken_by",
     "fix_for",
+    "fix_for_various",
     "reason_against",
     "reason_against_devices",
     "reason_against_result",
@@ -56,8 +57,8 @@ _FIXES = {
     "is written while": "return the new value instead",
     "gradients are recorded": "return a clone of it, or leave it out",
     "the function works on several devices": "graph what runs on each of them by itself",
-    "the function changes": "make it a tensor that is written in place, change it outside of the"
-    " call, or let replays skip the change: side_effects='ignore'",
+    "the function changes": "make it a tensor that is written in place, or change it outside of the"
+    " call; side_effects= lets replays skip a change that nothing reads",
     "the function leaves": "write to an existing tensor, with copy_(), or return the new one",
     "somebody keeps": "write to an existing tensor, with copy_(), or return the new one",
 }
@@ -75,6 +76,20 @@ def fix_for(reason: str | None) -> str | None:
     if reason in KINDS:
         return f"{KINDS[reason].fix}; or mark the work with @cgraph.eager_break"
     return next((fix for words, fix in _FIXES.items() if reason.startswith(words)), _OF_PYTHON)
+
+
+def fix_for_various(name: str) -> str:
+    """Return the fix for a place or an argument that has too many values."""
+    if name.endswith("['lr']"):
+        return (
+            "give the optimizer its rate as a tensor, as AdamW(..., lr=torch.tensor(1e-3,"
+            " device=...), capturable=True): schedules write to it"
+        )
+    if "['betas']" in name or name.endswith("['momentum']"):
+        return "let the schedule leave it as it is: OneCycleLR(..., cycle_momentum=False)"
+    return (
+        f"make it a tensor; guards={{{name!r}: False}} would freeze it at the value of the capture"
+    )
 
 
 def refused_in_words(refusal: Refusal) -> str:

@@ -6,7 +6,7 @@ import functools
 import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +15,8 @@ import torch
 from cgraph import _torch
 from cgraph._breaks.sessions import Session
 from cgraph._captures.collector import collections_held_off
+from cgraph._captures.spelled_out import SpelledOut
 from cgraph._driver import Driver, Handle
-from cgraph._graphed.assignments import Assignments
 from cgraph._graphed.call import dense_like
 from cgraph._graphed.capture_plan import CapturePlan
 from cgraph._graphed.leaf_gradients import LeafGradients, detached
@@ -30,6 +30,7 @@ from cgraph._operators.launches import Suspects
 from cgraph._operators.observer import ObservedBreaks, Observer, Refusal
 from cgraph._operators.snapshots import RandomSnapshot, bytes_of
 from cgraph._operators.trace import Difference, Trace
+from cgraph._python.assignments import Assignments
 from cgraph._python.names import names_in
 from cgraph._torch import tree_iter, tree_map
 from cgraph.breaks import breakable, on_one_thread
@@ -151,7 +152,8 @@ def record(plan: CapturePlan, statics: list[torch.Tensor]) -> Capture:
         )
 
     is_new = functools.partial(observer.is_new, name_of_place=plan.before.guards.name_beside)
-    with capturing(plan, observer.watching(), at_break) as session:
+    spelled = SpelledOut(observer.literal)
+    with capturing(plan, observer.watching(), at_break, spelled) as session:
         try:
             session.begin(statics)
 
@@ -212,6 +214,7 @@ def record(plan: CapturePlan, statics: list[torch.Tensor]) -> Capture:
         gradients=gradients.at_begin or None,
     )
     recorded.kept, recorded.frozen = frozen_in(observer.trace, plan.driver, recorded.pool)
+    recorded.kept += [one.untyped_storage() for one in spelled.kept]
     changes = plan.reads.changes(plan.before.guards, call.objects)
     difference = shown.difference(
         plan.before, observer, changes, plan.reads.counted(state.changed()), assigned
@@ -230,6 +233,7 @@ def capturing(
     plan: CapturePlan,
     watching: AbstractContextManager[None],
     at_break: Callable[[Callable[..., Any]], Callable[..., Any]] | None,
+    spelled: SpelledOut,
 ) -> Iterator[Session]:
     """Capture on the plan's stream within a ``with`` block; yield the session.
 
@@ -237,6 +241,7 @@ def capturing(
         plan: The plan.
         watching: The block in which operators are observed.
         at_break: See :class:`cgraph._breaks.sessions.Session`.
+        spelled: Makes tensors that Python spells out, if the previous call had some.
     """
     driver, stream, use = plan.driver, plan.stream, plan.use
     before = driver.current_stream()
@@ -246,8 +251,11 @@ def capturing(
     use.lent.overwrite()
     torch.clear_autocast_cache()
     random = RandomSnapshot(plan.before.generators)
+    spells = any(one.name == "literal" for one in plan.before.trace.operators)
+    # On the simulator they are captured as they are.
+    spelling = spelled if spells and driver.device_type == "cuda" else nullcontext()
     try:
-        with driver.stream(stream), collections_held_off(), watching:
+        with driver.stream(stream), collections_held_off(), watching, spelling:
             session = Session(
                 stream,
                 plan.pool,

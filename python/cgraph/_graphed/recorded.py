@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cgraph import _core
-from cgraph._graphed.assignments import Target
 from cgraph._graphed.leaf_gradients import LeafGradients
 from cgraph._graphed.results import Result
+from cgraph._python.assignments import Target
 from cgraph._python.steps import put_at
 from cgraph.cudagraph import CUDAGraph
 from cgraph.segments import SegmentedGraph

@@ -11,16 +11,17 @@ import torch
 
 from cgraph import _torch
 from cgraph._captures.pool_blocks import PoolBlocks
-from cgraph._graphed.assignments import Assignments
+from cgraph._captures.spelled_out import SpelledOut
 from cgraph._graphed.call import Call
 from cgraph._graphed.capture_plan import CapturePlan
-from cgraph._graphed.guards import Guards
 from cgraph._graphed.observation import Observation, Reads
 from cgraph._graphed.record import BrokenError, Capture, capturing, frozen_in, graph_of
 from cgraph._graphed.recorded import Recorded
 from cgraph._graphed.results import Result
 from cgraph._operators.codes import Codes
 from cgraph._operators.observer import version_of
+from cgraph._python.assignments import Assignments
+from cgraph._python.guards import Guards
 from cgraph._python.names import names_in
 from cgraph.breaks import Work, breakable, on_one_thread
 from cgraph.errors import CaptureError
@@ -75,7 +76,8 @@ def record_sized(
     restore = before.restore or _state(before.guards, before, call)
     codes, versions = Codes(), [version_of(one) for one in statics]
     codes.reads = _differs if driver.device_type == "cpu" else None
-    with capturing(plan, nullcontext(), None) as session:
+    spelled = SpelledOut()
+    with capturing(plan, nullcontext(), None, spelled) as session:
         try:
             session.begin(statics)
             try:
@@ -118,6 +120,7 @@ def record_sized(
     ]
     recorded.writes, recorded.takes = [*before.writes], [*before.takes]
     recorded.kept, recorded.frozen = frozen_in(before.trace, driver, recorded.pool)
+    recorded.kept += [one.untyped_storage() for one in spelled.kept]
     return Capture(recorded, None, before, None, None)
 
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cgraph import _driver, _torch
-from cgraph._graphed.assignments import Assignments
 from cgraph._graphed.capture_plan import CapturePlan
 from cgraph._graphed.function_module import FunctionModule, require_in_place, stand_ins
 from cgraph._graphed.leaf_gradients import LeafGradients
@@ -19,6 +18,7 @@ from cgraph._graphed.reasons import refused_in_words
 from cgraph._graphed.record import BrokenError, Capture, frozen_in, observer_of
 from cgraph._operators.observer import ObservedBreaks, Refusal
 from cgraph._operators.snapshots import RandomSnapshot
+from cgraph._python.assignments import Assignments
 from cgraph._python.names import names_in
 from cgraph.breaks import GradientBreakError, Work, breakable, innermost, on_one_thread
 from cgraph.callables import callables_on, graphed_of

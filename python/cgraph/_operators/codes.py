@@ -31,6 +31,7 @@ _OF_MODES = tuple(os.path.join(_OWN, one, "") for one in ("_captures", "_operato
 _BESIDE = frozenset({"<frozen importlib._bootstrap>", warnings.__file__})
 # Code that runs around the function and wherever objects die; it reads nothing that can change.
 _AROUND = frozenset({contextlib.__file__, weakref.__file__, torch.autograd.grad_mode.__file__})
+_TEXT = torch.Tensor.__repr__.__code__
 _READS = frozenset({"tolist", "numpy", "__array__"})
 _NAMES = _SETS | _READS
 
@@ -67,6 +68,7 @@ class Codes:
         if event == "c_call":
             self._note_call(called, getattr(called, "__self__", None))
         elif event == "call":
+            self._note_text(frame.f_code)
             if id(frame.f_code) not in self._seen:
                 self._note_code(frame.f_code, frame)
             self._note_launch(frame.f_code, frame)
@@ -79,7 +81,9 @@ class Codes:
             return False
         frame = sys._getframe(2)
         is_launcher = self._note_launch(code, frame)
-        return (id(code) in self._seen or self._note_code(code, frame)) and not is_launcher
+        is_text = self._note_text(code)
+        is_seen = id(code) in self._seen or self._note_code(code, frame)
+        return is_seen and not is_launcher and not is_text
 
     def _note_code(self, code: CodeType, frame: FrameType) -> bool:
         if _is_beside(frame):
@@ -88,6 +92,15 @@ class Codes:
         if code.co_filename not in _AROUND and not code.co_filename.startswith(_OWN):
             self.globals[code] = frame.f_globals
             self.has_compiled |= _torch.is_compiled_code(code.co_filename)
+        return True
+
+    def _note_text(self, code: CodeType) -> bool:
+        """Note that a tensor is about to be shown as text, which reads it; return whether it is."""
+        if code is not _TEXT:
+            return False
+        if self.reads is not None:
+            with self.aside():
+                self.reads("Tensor.__repr__")
         return True
 
     def _note_launch(self, code: CodeType, frame: FrameType) -> bool:

@@ -243,7 +243,7 @@ class Observer(OperatorMode):
             # Inference mode leaves it whole; a capture takes its parts.
             with self:
                 return func.decompose(*args, **kwargs)
-        if func is _LITERAL and self._device_type == "cpu":
+        if func is _LITERAL and args[0].device.type == self._device_type:
             made = run()
             self.literal(args[0], made)
             return made

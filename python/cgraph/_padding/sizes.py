@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cgraph import _core, _torch
-from cgraph._graphed.assignments import returning_assigned
 from cgraph._graphed.call import Call
 from cgraph._graphed.capture_ahead import capture_ahead
 from cgraph._graphed.entry import assigns_of, returned
@@ -28,6 +27,7 @@ from cgraph._padding.comparison import compared, rows_in
 from cgraph._padding.padded_replays import Padded, PaddedPasses, cut_leaves, first_rows
 from cgraph._padding.resize import like_resized, resized
 from cgraph._padding.rows import Fit, Rows
+from cgraph._python.assignments import returning_assigned
 from cgraph._python.names import names_in
 from cgraph._source import levels_to_user, user_line
 from cgraph._text import first_line

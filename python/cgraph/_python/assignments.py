@@ -1,4 +1,4 @@
-"""What a call assigns at guarded places and in its arguments' containers, for replays to do."""
+"""The assignments of a call at guarded places and in its arguments' containers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from cgraph._graphed.guards import Change, Guards, Way, name_of_last, way_of
+from cgraph._python.guards import Change, Guards, Way, name_of_last, way_of
 from cgraph._python.steps import NOTHING, found_at, items_of, name_of_item, put_at, slots_of
 from cgraph._python.values import as_key, attributes_of, is_plain, is_same
 from cgraph._torch import tree_flatten, tree_map
