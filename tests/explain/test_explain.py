@@ -487,7 +487,7 @@ def test_operators_whose_shape_or_branch_needs_a_value_are_found(lab: Lab) -> No
 def test_changes_of_python_and_printing_are_listed(lab: Lab) -> None:
     state = {"cache": [], "calls": 0}
 
-    def step(x: Tensor) -> Tensor:
+    def step(x: torch.Tensor) -> torch.Tensor:
         state["cache"].append(x)  # type: ignore[attr-defined]
         state["calls"] += 1  # type: ignore[operator]
         print("one more call")

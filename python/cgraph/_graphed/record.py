@@ -30,7 +30,7 @@ from cgraph._operators.launches import Suspects
 from cgraph._operators.observer import ObservedBreaks, Observer, Refusal
 from cgraph._operators.snapshots import RandomSnapshot, bytes_of
 from cgraph._operators.trace import Difference, Trace
-from cgraph._python.assignments import Assignments
+from cgraph._python.assignments import Assignments, dictionaries
 from cgraph._python.names import names_in
 from cgraph._torch import tree_iter, tree_map
 from cgraph.breaks import breakable, on_one_thread
@@ -177,6 +177,8 @@ def record(plan: CapturePlan, statics: list[torch.Tensor]) -> Capture:
                 state.unplace()
                 returned = handed_over(returned, statics, call.tensors)
                 return Capture(None, returned, None, None, stopped[0])
+            of_call = dictionaries((args, kwargs), call.places)
+            returns = next((path for path, _, one in of_call if one is returned), None)
             # Containers in the result may be among what is put back.
             returned = tree_map(lambda leaf: leaf, returned)
             assigned = state.taken_out(can_return)
@@ -199,6 +201,7 @@ def record(plan: CapturePlan, statics: list[torch.Tensor]) -> Capture:
     recorded = Recorded(graph, statics, result, time.perf_counter() - began, plan.stream)
     recorded.gradients = gradients
     recorded.targets = [one.target for one in assigned]
+    recorded.returns = returns
     recorded.mutated = [place for place, one in enumerate(statics) if observer.has_written(one)]
     recorded.writes = observer.writes_outside()
     recorded.takes = observer.taken_outside()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from cgraph import _core
 from cgraph._graphed.leaf_gradients import LeafGradients
 from cgraph._graphed.results import Result
 from cgraph._python.assignments import Target
-from cgraph._python.steps import put_at
+from cgraph._python.steps import found_at, put_at
 from cgraph.cudagraph import CUDAGraph
 from cgraph.segments import SegmentedGraph
 
@@ -41,6 +42,8 @@ class Recorded:
         seconds: The time of capture and instantiation together.
         stream: The stream of the capture; None if it shares its pool with no other.
         targets: The places that it assigns to; the values follow the function's result.
+        returns: The steps to the dictionary among the arguments that it returns; None for another
+            result.
         debugged: Replays it for debugging, with tensors for the static ones; None without.
     """
 
@@ -66,6 +69,7 @@ class Recorded:
         self.seconds = seconds
         self.stream = stream
         self.targets: Sequence[Target] = ()
+        self.returns: Sequence[tuple[Any, ...]] | None = None
 
     def give_up_results(self) -> None:
         """Let captures to come use the memory of the results, which each replay fills anew."""
@@ -111,6 +115,8 @@ class Recorded:
         result, values = returned
         for target, value in zip(self.targets, values, strict=True):
             put_at(target.holder(objects, (args, kwargs)), target.step, value)
+        if self.returns is not None:
+            return functools.reduce(found_at, self.returns, (args, kwargs))
         return result
 
     def feed(self) -> Callable[[tuple[Any, ...]], None]:

@@ -122,8 +122,7 @@ class Observer(OperatorMode):
         stop: Called, if this is a capture, at the first operator that it refuses; it ends the
             capture, and the rest of the call runs eagerly.
         is_over: True if nothing is noted any more.
-        by_recorder: True if a recorder calls :meth:`seen`, as the simulator's does while it
-            captures.
+        by_recorder: True if a recorder calls :meth:`seen`, as the simulator's does in captures.
         is_capture: True if the call is captured.
         suspects: Inputs that kernels launched by hand may have written.
     """
@@ -274,7 +273,7 @@ class Observer(OperatorMode):
         """Note a tensor that Python spells out, as in ``torch.tensor(2.0)``."""
         if self.is_over or self._is_paused:
             return
-        with self._lock, _torch.without_modes():
+        with self._lock, self.codes.aside(), _torch.without_modes():
             numbers = value.dtype, value.shape, value.numpy(force=True).tobytes()
             line = user_line() if self._lines else None
             self.trace.operators.append(Operator("literal", numbers, (), line))

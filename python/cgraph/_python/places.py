@@ -123,6 +123,7 @@ class Places:
         self._but = frozenset(but)
         self._copied = frozenset(copied)
         self._count = 0
+        self._roots: dict[int, int] = {}
         # Objects already visited, by ``id``; they stay alive as long as the walk. What is found in
         # an argument is looked into in each argument, as another call may give others.
         self._seen: dict[int, Any] = {}
@@ -191,10 +192,6 @@ class Places:
             self.found.append(Place(-1, ("root", value), check or ("is", value), name, value))
         return number
 
-    @functools.cached_property
-    def _roots(self) -> dict[int, int]:
-        return {}
-
     def _add(
         self, parent: int, step: tuple[Any, ...], check: tuple[Any, ...], name: str, v: Any
     ) -> int:
@@ -226,14 +223,12 @@ class Places:
         elif isinstance(value, weakref.ref):
             self._add(parent, step, ("weak", value), name, value)
         elif isinstance(value, contextvars.ContextVar):
-            number, its_name = self._add(parent, step, ("is", value), name, value), f"{name}.get()"
-            self._found_or_missing(number, ("context",), its_name, found_at(value, ("context",)))
+            number = self._add(parent, step, ("is", value), name, value)
+            inside = found_at(value, ("context",))
+            self._found_or_missing(number, ("context",), f"{name}.get()", inside)
         elif isinstance(value, types.MappingProxyType):
-            number, of = (
-                self._add(parent, step, ("is", value), name, value),
-                gc.get_referents(value),
-            )
-            for one in of:
+            self._add(parent, step, ("is", value), name, value)
+            for one in gc.get_referents(value):  # the dictionary that it shows
                 self._look(-1, ("root", one), name, one)
         elif has_no_parts(value) or isinstance(value, _OF_OTHERS):
             if self._counted(name):

@@ -272,6 +272,23 @@ def test_items_of_an_arguments_dictionary_are_assigned_to_that_of_the_call(lab: 
     assert states_of(graphed) == {"captured"}
 
 
+def test_a_dictionary_of_the_call_that_is_returned_is_that_of_the_call(lab: Lab) -> None:
+    """… an argument's container, a replay assigns."""
+
+    def step(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        batch["h"] = torch.tanh(batch["h"] + batch["x"])
+        return batch
+
+    graphed, h = cgraph.graphed(step), fresh(lab, 3)
+    for _ in range(6):
+        x = fresh(lab, 3)
+        batch, other = {"x": x, "h": h}, {"x": x, "h": h.clone()}
+        assert graphed(batch) is batch
+        equal(batch["h"], step(other)["h"])
+        h = batch["h"]
+    assert states_of(graphed) == {"captured"}
+
+
 def test_attributes_of_an_object_among_the_arguments_are_those_of_the_call(lab: Lab) -> None:
     """… an attribute … at a guarded place."""
 

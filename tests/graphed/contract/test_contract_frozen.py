@@ -232,3 +232,19 @@ def test_side_effects_of_other_names_are_not_ignored(lab: Lab, what: str) -> Non
     else:
         assert [one.category for one in caught] == [EagerWarning]
         assert what in str(caught[0].message)
+
+
+def test_numbers_spelled_out_are_constants_filled_anew(lab: Lab) -> None:
+    """… numbers spelled out are constants, filled anew in each replay."""
+
+    def function(x: Tensor) -> Tensor:
+        low = torch.tensor(-1.0, device=x.device)
+        y = torch.where(x > 0, x, low) + torch.tensor([1, 2, 3], device=x.device)
+        low.fill_(77)
+        return y * x.new_tensor(2.0)
+
+    graphed = cgraph.graphed(function)
+    for _ in range(6):
+        x = fresh(lab, 3)
+        equal(graphed(x), function(x))
+    assert states_of(graphed) == {"captured"}

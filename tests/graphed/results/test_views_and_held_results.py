@@ -176,7 +176,8 @@ def test_a_view_of_a_padded_argument_is_cut_and_lies_in_the_callers(lab: Lab, ch
 
 
 def test_a_view_of_padding_rows_is_a_copy(lab: Lab) -> None:
-    graphed = cgraph.graphed(lambda x: (x[3:], x * 2), sizes=[4], check_padding=False)
+    function = lambda x: (x[3:], x * 2)  # noqa: E731
+    graphed = cgraph.graphed(function, sizes=[4], pad="zero", check_padding=False)
     for rows in (4, 4, 3, 3, 2, 2):
         x = fresh(lab, rows, 3)
         last, twice = graphed(x)
