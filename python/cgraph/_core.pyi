@@ -36,6 +36,7 @@ __all__ = [
     "Stream",
     "Template",
     "TensorReader",
+    "TorchSettings",
     "Tracker",
     "Tree",
     "TreeFunction",

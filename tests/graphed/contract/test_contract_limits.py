@@ -292,5 +292,6 @@ def test_seeding_or_setting_a_random_state_inside_is_eager(
         found = [graphed(torch.ones(3, device=lab.device)) for _ in range(6)]
     torch.manual_seed(5)
     equal(found, [function(torch.ones(3, device=lab.device)) for _ in range(6)])
-    assert [one.category for one in caught] == [EagerWarning]
+    # torch warns of a fork on hosts with several devices.
+    assert [one.category for one in caught if one.category is not UserWarning] == [EagerWarning]
     assert numbers(graphed)[0] == 0 and runs_of(counter) == 6
