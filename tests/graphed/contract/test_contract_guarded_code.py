@@ -1,4 +1,4 @@
-"""«Guarded» of the contract: code, classes, library functions, and Python's own holders of values."""
+"""«Guarded» of the contract: code, classes, library functions, and Python's holders of values."""
 
 from __future__ import annotations
 
