@@ -1,11 +1,13 @@
 //! The comparison that a call makes.
 
+use std::collections::HashMap;
+
 use pyo3::prelude::*;
 
 use super::Guards;
 use super::check::Check;
 use super::last_values::{LastValues, ObjectChange};
-use super::place::{Inside, Place, Places, TensorAt, Untracked};
+use super::place::{Inside, Place, Places, Untracked};
 use crate::raw::function_changes;
 
 /// Result of comparing an object at a place with the last one there.
@@ -323,17 +325,12 @@ impl Places {
         &self,
         found_at: impl Fn(usize) -> Option<&'a Bound<'py, PyAny>>,
     ) -> impl Iterator<Item = usize> {
-        let is_same = move |one: usize, other: usize| match (found_at(one), found_at(other)) {
-            (Some(one), Some(other)) => one.is(other),
-            _ => false,
-        };
-        let is_free = |one: &&TensorAt| !matches!(self.all[one.place].check, Check::Tensor(_));
-        let free = self.tensors.iter().filter(is_free);
-        free.filter(move |one| {
-            let mut tensors = self.tensors.iter();
-            let first = tensors.find(|other| is_same(one.place, other.place));
-            first.is_none_or(|first| first.place != one.first)
+        let mut firsts = HashMap::with_capacity(self.tensors.len());
+        self.tensors.iter().filter_map(move |one| {
+            let tensor = found_at(one.place);
+            let first = tensor.map(|tensor| *firsts.entry(tensor.as_ptr()).or_insert(one.place));
+            let is_free = !matches!(self.all[one.place].check, Check::Tensor(_));
+            (is_free && first != Some(one.first)).then_some(one.place)
         })
-        .map(|one| one.place)
     }
 }

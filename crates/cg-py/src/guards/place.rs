@@ -1,5 +1,6 @@
 //! `Place`: where a guard looks, and the object that must be there.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use pyo3::prelude::*;
@@ -154,13 +155,10 @@ impl Places {
         for (place, looked) in all.iter_mut().zip(looked) {
             place.looks = looked.finish();
         }
-        let first_of = |tensor: &Bound<'_, PyAny>| {
-            let mut same = tensors.iter().filter(|(_, one)| one.is(tensor));
-            same.next().map_or(0, |(first, _)| *first)
-        };
-        let at = |(place, tensor): &(usize, Bound<'_, PyAny>)| TensorAt {
+        let mut firsts = HashMap::new();
+        let mut at = |(place, tensor): &(usize, Bound<'_, PyAny>)| TensorAt {
             place: *place,
-            first: first_of(tensor),
+            first: *firsts.entry(tensor.as_ptr()).or_insert(*place),
         };
         let of_kind = |is: fn(&Check) -> bool| {
             let all = all.iter().enumerate();
@@ -169,7 +167,7 @@ impl Places {
                 .collect()
         };
         Ok(Self {
-            tensors: tensors.iter().map(at).collect(),
+            tensors: tensors.iter().map(&mut at).collect(),
             inputs: of_kind(|check| matches!(check, Check::Input(_))),
             functions: of_kind(|check| matches!(check, Check::Function(_))),
             are_untracked: all.iter().map(|place| place.is_untracked).collect(),
