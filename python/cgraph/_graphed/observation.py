@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import CodeType
 from typing import Any
@@ -240,10 +240,9 @@ class Observation:
         memories = ((one.name, _torch.memory_of(one.value)) for one in call.statics)
         statics = {one.data_ptr(): f"argument {name}" for name, one in memories if one is not None}
         observer.trace.inputs = call.origins
-        found = [
-            *guards.named_tensors,
-            *((one.target.name, part) for one in assigned or () for part in tensors_in(one.value)),
-        ]
+        found = guards.named_tensors
+        for one in assigned or ():
+            found += [(one.target.name, part) for part in tensors_behind(one.value)]
         observer.trace.name_outside({**statics, **guards.addresses})
         pairs = [*zip(call.names, inputs, strict=True)]
         written = {name for name, one in pairs if observer.has_written(one)}
@@ -349,15 +348,7 @@ class Observation:
 
 def made_in(value: Any, observer: Observer) -> bool:
     """Return whether a value is, or has in it, a tensor that an operator of a call made."""
-    return any(map(observer.made, tensors_in(value)))
-
-
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors that are a value or in it."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    else:
-        yield from tensors_behind(value)
+    return any(map(observer.made, tensors_behind(value)))
 
 
 def taken_by(outside: Container[int]) -> Callable[[torch.Tensor, str], bool]:

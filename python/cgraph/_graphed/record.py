@@ -181,7 +181,7 @@ def record(plan: CapturePlan, statics: list[torch.Tensor]) -> Capture:
             returns = next((path for path, _, one in of_call if one is returned), None)
             # Containers in the result may be among what is put back.
             returned = tree_map(lambda leaf: leaf, returned)
-            assigned = state.taken_out(can_return)
+            assigned, others = state.taken_out(can_return)
             values = [one.value for one in assigned]
             result = Result.of(returned, statics, is_new, driver.device_type, values)
             del returned
@@ -219,9 +219,8 @@ def record(plan: CapturePlan, statics: list[torch.Tensor]) -> Capture:
     recorded.kept, recorded.frozen = frozen_in(observer.trace, plan.driver, recorded.pool)
     recorded.kept += [one.untyped_storage() for one in spelled.kept]
     changes = plan.reads.changes(plan.before.guards, call.objects)
-    difference = shown.difference(
-        plan.before, observer, changes, plan.reads.counted(state.changed()), assigned
-    )
+    others = plan.reads.counted(others)
+    difference = shown.difference(plan.before, observer, changes, others, assigned)
     if (moving := plan.reads.copy(assigned, observer.trace.outside)) is not None:
         difference = Difference(f"{moving} is read and assigned: it is copied from now on", None)
     if difference is None and left and not recorded.breaks:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+import operator
 import types
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -86,14 +87,18 @@ class Assigned(NamedTuple):
     value: Any
 
 
+# The values that something holds: for each kind of step by its key.
+_Parts = dict[str, dict[Any, Any]]
+
+
 class _Holder(NamedTuple):
-    """Something that holds values, and these as they were, by the steps to them."""
+    """Something that holds values, and these as they were."""
 
     root: Step
     path: tuple[Step, ...]
     name: str
     value: Any
-    parts: dict[Step, Any]
+    before: _Parts
 
 
 class Assignments:
@@ -132,34 +137,7 @@ class Assignments:
     def _add(self, root: Step, path: tuple[Step, ...], name: str, value: Any) -> None:
         if isinstance(value, list | deque | set):
             self._whole.append((value, [*value]))
-        parts = self._parts(value)
-        self._holders.append(_Holder(root, path, name, value, parts))
-
-    def _parts(self, value: Any) -> dict[Step, Any]:
-        if isinstance(value, types.CellType):
-            with suppress(ValueError):  # it is empty
-                return {("cell",): value.cell_contents}
-            return {}
-        if isinstance(value, type):
-            return {
-                ("class", key): vars(value)[key] for key in self._names.intersection(vars(value))
-            }
-        found: dict[Step, Any] = {}
-        if isinstance(value, list | tuple | deque):
-            found.update({("item", place): one for place, one in enumerate(items_of(value))})
-        if isinstance(value, dict):
-            items = [*dict.items(value)]
-            if "__builtins__" in value:  # the globals of code
-                items = [(key, one) for key, one in items if key in self._names]
-            found.update({("item", key): one for key, one in items})
-        attributes = attributes_of(value)
-        found.update(
-            {("attr", key): attributes[key] for key in self._names.intersection(attributes)}
-        )
-        for slot in slots_of(type(value)):
-            if (one := found_at(value, ("slot", slot))) is not NOTHING:
-                found["slot", slot] = one
-        return found
+        self._holders.append(_Holder(root, path, name, value, _parts(value)))
 
     def place(self, ways: Sequence[Way], tensors: Sequence[torch.Tensor]) -> None:
         """Put tensors at places, for the function to find them there."""
@@ -176,46 +154,51 @@ class Assignments:
     @contextmanager
     def aside(self) -> Iterator[None]:
         """Leave out what a block assigns, as a break does."""
-        before = [self._parts(one.value) for one in self._holders]
+        at_begin = [_parts(one.value) for one in self._holders]
         try:
             yield
         finally:
-            for holder, parts in zip(self._holders, before, strict=True):
-                now = self._parts(holder.value)
-                for step in now.keys() | parts.keys():
-                    if now.get(step, NOTHING) is not parts.get(step, NOTHING):
-                        holder.parts.pop(step, None)
-                        if step in now:
-                            holder.parts[step] = now[step]
+            for holder, parts in zip(self._holders, at_begin, strict=True):
+                for kind, key, _, now in _differences(parts, _parts(holder.value)):
+                    of_kind = holder.before.setdefault(kind, {})
+                    of_kind.pop(key, None)
+                    if now is not NOTHING:
+                        of_kind[key] = now
 
     def changed(self) -> list[Assigned]:
         """Return what has been assigned since, deletions included."""
         found = []
         for root, path, name, value, parts in self._holders:
-            now = self._parts(value)
-            for step in (*now, *(step for step in parts if step not in now)):
-                before, one = parts.get(step, NOTHING), now.get(step, NOTHING)
-                if before is not one and not (is_plain(one) and is_same(before, one)):
+            is_of_code = isinstance(value, dict) and "__builtins__" in value
+            for kind, key, before, now in _differences(parts, _parts(value)):
+                # Attributes and globals that no code names are not guarded.
+                if (kind in ("attr", "class") or is_of_code) and key not in self._names:
+                    continue
+                if not (is_plain(now) and is_same(before, now)):
+                    step = (kind,) if kind == "cell" else (kind, key)
                     target = Target(root, path, step, _name(name, step))
-                    found.append(Assigned(target, value, before, one))
+                    found.append(Assigned(target, value, before, now))
         return found
 
-    def taken_out(self, can_return: Callable[[torch.Tensor], bool]) -> list[Assigned]:
-        """Put back the values before of what a replay can assign, and return that.
+    def taken_out(
+        self, can_return: Callable[[torch.Tensor], bool]
+    ) -> tuple[list[Assigned], list[Assigned]]:
+        """Put back the values before of what a replay can assign; return that, and the rest.
 
         Args:
             can_return: Tells whether a replay could return a tensor.
         """
         self.unplace()
         there = {id(one.value) for one in self._holders}
-        found = [
-            one
-            for one in self.changed()
-            if not isinstance(one.holder, list | deque)
-            and not self._is_left(one.target.name)
-            and _can_assign(one.value, can_return, there)
-        ]
-        self.undo(found)
+        found: tuple[list[Assigned], list[Assigned]] = [], []
+        for one in self.changed():
+            can_assign = (
+                not isinstance(one.holder, list | deque)
+                and not self._is_left(one.target.name)
+                and _can_assign(one.value, can_return, there)
+            )
+            found[not can_assign].append(one)
+        self.undo(found[0])
         return found
 
     def put_back(self) -> None:
@@ -233,9 +216,10 @@ class Assignments:
         for target, holder, before, _ in changed:
             put_at(holder, target.step, before)
         # What is put back behind other items comes to its own place.
+        dictionaries = {id(one.holder) for one in changed if isinstance(one.holder, dict)}
         for one in self._holders:
-            if isinstance(one.value, dict):
-                items = {step[1]: part for step, part in one.parts.items() if step[0] == "item"}
+            if id(one.value) in dictionaries:
+                items = one.before.get("item", {})
                 if items.keys() == one.value.keys() and [*items] != [*dict.keys(one.value)]:
                     dict.clear(one.value)
                     dict.update(one.value, items)
@@ -324,6 +308,40 @@ def unlike(assigned: Sequence[Assigned], known: Mapping[str, Any] | None) -> Cha
             return Change(target.name, True, before, value)
     missing = (known or {}).keys() - {one.target.name for one in assigned}
     return Change(min(missing), True, None, NOTHING) if missing else None
+
+
+def _parts(value: Any) -> _Parts:
+    """Return what something holds now, without running user code."""
+    kind = type(value)
+    if kind is dict or kind is OrderedDict:  # most are
+        return {"item": dict.copy(value)} if value else {}
+    if kind is types.CellType:
+        one = found_at(value, ("cell",))
+        return {} if one is NOTHING else {"cell": {"": one}}
+    if isinstance(value, type):
+        return {"class": dict(vars(value))}
+    parts: _Parts = {"attr": dict.copy(attributes_of(value))}
+    if isinstance(value, list | tuple | deque):
+        parts["item"] = dict(enumerate(items_of(value)))
+    elif isinstance(value, dict):
+        parts["item"] = dict.copy(value)
+    if slots := slots_of(kind):
+        values = ((one, found_at(value, ("slot", one))) for one in slots)
+        parts["slot"] = {slot: one for slot, one in values if one is not NOTHING}
+    return parts
+
+
+def _differences(before: _Parts, now: _Parts) -> Iterator[tuple[str, Any, Any, Any]]:
+    """Yield the kind and the key of each value that is another object, with both objects."""
+    for kind in {**before, **now} if before or now else ():
+        old, parts = before.get(kind, {}), now.get(kind, {})
+        is_like = len(old) == len(parts) and all(map(operator.is_, old, parts))
+        if is_like and all(map(operator.is_, old.values(), parts.values())):
+            continue
+        for key in (*parts, *(key for key in old if key not in parts)):
+            was, one = old.get(key, NOTHING), parts.get(key, NOTHING)
+            if was is not one:
+                yield kind, key, was, one
 
 
 def _can_assign(value: Any, can_return: Callable[[torch.Tensor], bool], there: set[int]) -> bool:

@@ -166,7 +166,10 @@ def form_in_words(tensor: torch.Tensor) -> str:
 
 
 def tensors_behind(value: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors in an object that pytree does not take apart, except those of modules."""
+    """Yield a tensor itself, or those in any other object, except those of modules."""
+    if isinstance(value, torch.Tensor):
+        yield value
+        return
     waiting, seen, left = [value], {id(value)}, _MOST_PARTS
     while waiting:
         one = waiting.pop()

@@ -24,18 +24,6 @@ def _without_gradients() -> Iterator[None]:
         yield
 
 
-def agree(found: Any, expected: Any) -> None:
-    """Require equal tensors and equal other values, in equal containers."""
-    parts, spec = pytree.tree_flatten(found)
-    others, its_spec = pytree.tree_flatten(expected)
-    assert spec == its_spec
-    for part, other in zip(parts, others, strict=True):
-        if isinstance(other, Tensor):
-            equal(part, other)
-        else:
-            assert type(part) is type(other) and part == other
-
-
 def both(lab: Lab, step: Step, calls: int = 8, options: Any = None, **state: Any) -> Any:
     """Call a step with and without graphs; compare results and all state after each call."""
 
@@ -47,8 +35,8 @@ def both(lab: Lab, step: Step, calls: int = 8, options: Any = None, **state: Any
     graphed = cgraph.graphed(lambda x: step(ours, x), **(options or {}))
     for _ in range(calls):
         x = fresh(lab, 3)
-        agree(graphed(x), step(theirs, x.clone()))
-        agree(vars(ours), vars(theirs))
+        equal(graphed(x), step(theirs, x.clone()))
+        equal(vars(ours), vars(theirs))
     return graphed
 
 
@@ -130,7 +118,7 @@ def test_assigned_tensors_are_fresh_also_where_results_are_static(lab: Lab) -> N
         graphed(x)
         kept.append(box.last)
         expected.append(x * 3)
-    agree(kept, expected)
+    equal(kept, expected)
     assert len({one.data_ptr() for one in kept[2:]}) == 4
 
 
@@ -141,8 +129,8 @@ def test_an_assigned_tensor_with_history_makes_calls_eager(lab: Lab) -> None:
     with quiet(), torch.enable_grad():
         for _ in range(6):
             x = fresh(lab, 3)
-            agree(graphed(x), x * weight * 2)
-            agree(box.last, x * weight * 3)
+            equal(graphed(x), x * weight * 2)
+            equal(box.last, x * weight * 3)
             assert box.last.requires_grad
     assert graphed.report().replays == 0
 
@@ -167,8 +155,8 @@ def test_an_assignment_before_a_break_is_there_in_the_break(lab: Lab) -> None:
     graphed = cgraph.graphed(lambda x: step(box, broken, x))
     for _ in range(6):
         x = fresh(lab, 3)
-        agree(graphed(x), step(twin, reads(twin), x))
-        agree((box.last, box.seen), (twin.last, twin.seen))
+        equal(graphed(x), step(twin, reads(twin), x))
+        equal((box.last, box.seen), (twin.last, twin.seen))
     assert states_of(graphed) == {"captured"}
 
 
