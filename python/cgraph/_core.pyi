@@ -843,11 +843,17 @@ class Entry:
         before the replay that overwrites a live static result of the last call but one.
 
         ``placed`` are the signatures of tensors at guarded places, which are copied behind those of
-        the arguments. ``assigns`` takes what a replay returns and the arguments, and returns the
-        result. ``settings`` are those that torch must have; None for any.
+        the arguments. ``assigns`` takes what a replay returns, the objects among the arguments and
+        these, and returns the result. ``settings`` are those that torch must have; None for any.
         """
-    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[Any]) -> Any:
-        """Serve a call whose tensors were found, whatever their layout."""
+    def call(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        tensors: Sequence[Any],
+        objects: Sequence[Any] = ...,
+    ) -> Any:
+        """Serve a call whose tensors and objects were found, whatever the layout of tensors."""
     @property
     def replays(self) -> int:
         """The number of calls that it has served."""

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from cgraph import _core, _driver, _torch
+from cgraph import _driver, _torch
 from cgraph._captures.busy import is_busy
 from cgraph._graphed.arguments import Arguments
 from cgraph._graphed.cache import Keys
 from cgraph._graphed.method import Binding
-from cgraph._graphed.miss import Answers
+from cgraph._graphed.miss import Answers, Replay
 from cgraph._graphed.options import GONE, Guarded, Options, Pad, SideEffects
 from cgraph._graphed.static_memory import lock_of
 from cgraph._padding.sizes import PaddedSizes
@@ -76,9 +76,8 @@ def graphed(
         fn: The function. Without it, a decorator is returned.
         sizes: Numbers of rows to capture for. A call of fewer rows is padded to the next size, and
             its results are cut; one of more rows runs eagerly, and so does one whose padding shows.
-        pad: Contents of padding rows: ``"repeat"`` (the last row: padding writes what a real row
-            writes), ``"zero"``, a number, or a function of a tensor and a size that returns the
-            padded tensor; or one of these for each name of an argument.
+        pad: Contents of padding rows: ``"repeat"`` (the last row), ``"zero"``, a number, or a
+            function of a tensor and a size that returns it padded; or one for each argument's name.
         dim: The dimension of the rows, or one for each name of an argument that has rows.
         check_padding: Compare the first padded call of each size with an eager one, written state
             included; Python runs for that.
@@ -90,7 +89,7 @@ def graphed(
             names with False that do not count, as ``{"self.step": False}``; or a function of the
             arguments whose plain result belongs to the key.
         side_effects: ``"ignore"``, or dotted names: these changes in Python need not happen in
-            replays. By default a function that makes them runs eagerly.
+            replays. By default replays assign, and a function with other changes runs eagerly.
         warmup: Number of eager calls of a key before the capture; 11 with DDP.
         max_graphs: Number of keys that may have a graph; the least recently used one goes first. By
             default 64, or the number of ``sizes`` if that is larger.
@@ -101,8 +100,7 @@ def graphed(
             more of ``"sync"`` (wait after each operator), ``"eager"``, ``"compare"`` (with an eager
             call; a difference is a :class:`~cgraph.errors.CompareError` that names the operator)
             and ``"poison"`` (fill unused memory of the pool with NaN), joined by commas.
-        check_every: Compare one replay in so many with an eager call on copies; by default the
-            number in ``CGRAPH_CHECK``, and none without it.
+        check_every: Compare one replay in so many with an eager call; by default ``CGRAPH_CHECK``.
         **gone: Options of earlier cgraph versions; each raises and names its replacement.
 
     Returns:
@@ -307,8 +305,9 @@ class GraphedFunction(Binding):
             call = self._answers.taken(args, kwargs)
             with call.on_device():
                 answer = self._answers.answer(call, args, kwargs, self._is_frozen)
-                if isinstance(answer, _core.Entry):
-                    return answer.call(args, kwargs, self._answers.tensors)
+                if isinstance(answer, Replay):
+                    taken = answer.call
+                    return answer.entry.call(args, kwargs, taken.tensors, taken.objects)
         return answer()
 
     def __repr__(self) -> str:

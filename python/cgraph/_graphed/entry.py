@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 from cgraph import _core, _torch
-from cgraph._graphed.arguments import Arguments
 from cgraph._graphed.call import Call
 from cgraph._graphed.recorded import Recorded
 from cgraph._graphed.results import Result
@@ -29,7 +28,6 @@ def entry_of_graph(
     *,
     is_fresh: bool,
     warn: Callable[[], None],
-    arguments: Arguments,
 ) -> _core.Entry:
     """Build the entry of a captured key.
 
@@ -41,7 +39,6 @@ def entry_of_graph(
         use: The use of the pool that the function's calls share.
         is_fresh: True if results get memory of their own.
         warn: Warns that a static result is still held.
-        arguments: The names of the function's arguments.
     """
     work: Any = recorded.graph
     if recorded.debugged is not None:
@@ -53,7 +50,7 @@ def entry_of_graph(
     return _core.Entry(
         *call.patterns(signatures[:count]),
         placed=signatures[count:],
-        assigns=assigns_of(recorded, arguments),
+        assigns=recorded.assign if recorded.targets else None,
         is_in_order=call.is_in_order,
         modes=call.mode[:3],
         settings=call.mode.settings,
@@ -96,20 +93,6 @@ def entry_of_passes(
         written=trained.writes,
         is_open=trained.is_open,
     )
-
-
-def assigns_of(recorded: Recorded, arguments: Arguments) -> Callable[..., Any] | None:
-    """Return what assigns as a function does, given what a replay returns and the arguments."""
-    if not recorded.targets:
-        return None
-    has_objects = any(one.root[0] == "object" for one in recorded.targets)
-
-    def assign(built: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
-        by_name = kwargs or {}
-        objects = Call(arguments, args, by_name).objects if has_objects else ()
-        return recorded.assign(built, objects, args, by_name)
-
-    return assign
 
 
 def returned(

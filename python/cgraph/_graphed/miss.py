@@ -5,9 +5,7 @@ from __future__ import annotations
 import inspect
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
-
-import torch
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cgraph import _core, _driver
 from cgraph._autograd.pinned import PINNED, Pinned
@@ -48,9 +46,22 @@ from cgraph.errors import (
 if TYPE_CHECKING:
     from cgraph._padding.sizes import PaddedSizes
 
-__all__ = ["Answers"]
+__all__ = ["Answer", "Answers", "Replay"]
 
-Answer = _core.Entry | Callable[[], Any]
+
+class Replay(NamedTuple):
+    """A call that is a replay.
+
+    Attributes:
+        entry: The native entry that makes it.
+        call: The call as the entry takes it.
+    """
+
+    entry: _core.Entry
+    call: Call
+
+
+Answer = Replay | Callable[[], Any]
 """The answer to a call: an entry whose work is to be done, or a callable."""
 
 
@@ -72,7 +83,6 @@ class Answers:
         reads: What it reads of Python.
         captures: The captures of its keys.
         warnings: The warnings about calls.
-        tensors: Those of the last answered call that an entry takes.
     """
 
     def __init__(
@@ -92,7 +102,6 @@ class Answers:
         self.options = options
         self.keys = keys
         self.captures = KeyCaptures(self.reads, name, options, keys)
-        self.tensors: Sequence[torch.Tensor] = ()
         # True once the names in its options were found.
         self._has_names = False
         self.arguments = arguments
@@ -167,14 +176,13 @@ class Answers:
         recorded = free.recorded
         assert free.shown is not None
         call = call.with_placed(free.shown.guards)
-        self.tensors = call.tensors
         reason = reason_beside(call, recorded.mutated, recorded.writes, recorded.takes)
         if reason is not None:
             key.eager_calls += 1
             key.reason = Reason(reason, user_line())
             return eager
         assert free.entry is not None
-        return free.entry
+        return Replay(free.entry, call)
 
     def key_of(self, call: Call) -> tuple[Family, Key, Call]:
         """Return a call's family, its key, which may be new, and the call as its graph takes it."""
@@ -241,7 +249,6 @@ class Answers:
                 use,
                 is_fresh=self.options.outputs == "fresh",
                 warn=self.warnings.of_held,
-                arguments=self.arguments,
             )
         key.hold(recorded, entry)
         self.add(call, entry, recorded)
@@ -397,7 +404,7 @@ class Answers:
             result = recorded.finish(args, kwargs)
             return lambda: result
         assert key.entry is not None
-        return key.entry
+        return Replay(key.entry, call)
 
     def _differs(self, key: Key, captured: Capture) -> None:
         """Note that a capture differs from the previous call: its result stands, the graph goes."""

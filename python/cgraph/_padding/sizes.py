@@ -13,8 +13,9 @@ import torch
 from cgraph import _core, _torch
 from cgraph._graphed.call import Call
 from cgraph._graphed.capture_ahead import capture_ahead
-from cgraph._graphed.entry import assigns_of, returned
+from cgraph._graphed.entry import returned
 from cgraph._graphed.key import Key, Reason
+from cgraph._graphed.miss import Answer, Answers, Replay
 from cgraph._graphed.observation import Observation
 from cgraph._graphed.options import OnePad
 from cgraph._graphed.reasons import fix_for
@@ -36,7 +37,6 @@ from cgraph.errors import CgraphWarning, CompareError
 
 if TYPE_CHECKING:
     from cgraph._graphed.cache import Family
-    from cgraph._graphed.miss import Answer, Answers
 
 __all__ = ["PaddedSizes"]
 
@@ -145,7 +145,6 @@ class PaddedSizes:
         """Find the answer to a call whose size has a graph."""
         recorded, shown = large.recorded, large.shown
         assert recorded is not None and shown is not None
-        self._answers.tensors = call.tensors
         if (against := _against(recorded, shown)) is not None:
             return self._answers.never(call, eager, against)
         reason = reason_beside(call, recorded.mutated, recorded.writes, recorded.takes)
@@ -158,10 +157,10 @@ class PaddedSizes:
         batched = large.checked.get(place)
         is_due = self._is_due(large)
         if batched is not None and not is_due:
-            return self._entry(large, call, found, batched)
+            return Replay(self._entry(large, call, found, batched), call)
         if not self._options.check_padding and not is_due:
             batched = large.checked[place] = self._assumed(recorded, whole, found)
-            return self._entry(large, call, found, batched)
+            return Replay(self._entry(large, call, found, batched), call)
         args, kwargs = call.arguments(call.tensors)
         if isinstance(recorded, Recorded) and recorded.targets:
             names, given = names_in(shown.codes), (recorded.targets, call.objects, call.places)
@@ -282,7 +281,7 @@ class PaddedSizes:
                     warn=answers.warnings.of_held,
                 ),
                 lent=use.lent,
-                assigns=assigns_of(recorded, answers.arguments),
+                assigns=recorded.assign if recorded.targets else None,
                 **common,
             )
         large.padded[identity] = entry

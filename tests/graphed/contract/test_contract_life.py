@@ -7,6 +7,7 @@ import itertools
 import random
 import re
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -295,3 +296,14 @@ def test_after_three_misses_in_a_row_a_key_is_eager_and_the_warning_has_line_and
     key = graphed.report().keys[0]
     assert (key.state, key.fix is None) == ("eager", False)
     assert key.where is not None and key.where.endswith(f"test_contract_life.py:{line}")
+
+
+def test_no_argument_outlives_a_call_that_python_compares(lab: Lab) -> None:
+    graphed = cgraph.graphed(lambda x: x * 2, guards=lambda x: x.dim())
+    for _ in range(3):
+        graphed(fresh(lab, 3))
+    x = fresh(lab, 3)
+    graphed(x)
+    alive = weakref.ref(x)
+    del x
+    assert alive() is None and numbers(graphed)[0] >= 1

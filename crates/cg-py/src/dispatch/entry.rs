@@ -34,7 +34,7 @@ pub(crate) struct Entry {
     guards: Option<Py<Guards>>,
     /// Of the tensors at guarded places that are copied behind those of the arguments.
     placed: Vec<Py<Signature>>,
-    /// Gets what a replay returns and the arguments, and returns the result.
+    /// Gets what a replay returns, the objects among the arguments, and these; and returns the result.
     assigns: Option<Py<PyAny>>,
     /// Memory where no argument must lie.
     written: Option<WrittenMemory>,
@@ -86,8 +86,8 @@ impl Entry {
     /// several threads may make a call at a time. `is_open` tells whether a backward pass may still read what its last call left,
     /// which the next one would overwrite. `lent` gets to know the static results. `placed` are the signatures of
     /// tensors at guarded places, which are copied behind those of the arguments. `assigns` is called with what a
-    /// replay returns, the positional arguments and those by name or `None`, and returns the result. `settings` are
-    /// those that torch must have; any, if none are given.
+    /// replay returns, the objects among the arguments, the positional arguments and those by name, and returns the
+    /// result. `settings` are those that torch must have; any, if none are given.
     #[new]
     #[pyo3(signature = (args, kwargs, *, is_in_order, modes, work, outputs, last_stream, lock, lent=None, guards=None, written=Vec::new(), is_open=None, placed=Vec::new(), assigns=None, settings=None))]
     #[expect(
@@ -153,12 +153,14 @@ impl Entry {
     }
 
     /// Serve a call whose arguments were taken apart: `tensors` are those of the patterns, in their
-    /// order, however they are laid out. The caller holds the lock.
+    /// order, however they are laid out, and `objects` those among them. The caller holds the lock.
+    #[pyo3(signature = (args, kwargs, tensors, objects=Vec::new()))]
     fn call(
         slf: &Bound<'_, Self>,
         args: &Bound<'_, PyTuple>,
         kwargs: &Bound<'_, PyDict>,
         tensors: Vec<Bound<'_, PyAny>>,
+        objects: Vec<Bound<'_, PyAny>>,
     ) -> PyResult<Py<PyAny>> {
         let fit = Match::Torch;
         let mut matched: MatchedArguments<'_, '_> = tensors
@@ -166,6 +168,9 @@ impl Entry {
             .map(Argument::Held)
             .map(|tensor| MatchedTensor { tensor, fit })
             .collect();
+        for object in objects {
+            matched.push_object(object);
+        }
         Self::run(slf, args, Some(kwargs), &mut matched)
     }
 
@@ -336,7 +341,11 @@ impl Entry {
             Work::Call(call) => call.call(py, args, kwargs)?,
         };
         let result = match &entry.assigns {
-            Some(assigns) => assigns.call1(py, (result, args, kwargs))?,
+            Some(assigns) => {
+                let objects = PyTuple::new(py, matched.objects())?;
+                let kwargs = kwargs.cloned().unwrap_or_else(|| PyDict::new(py));
+                assigns.call1(py, (result, objects, args, kwargs))?
+            }
             None => result,
         };
         entry.give_back(py, matched);
