@@ -304,7 +304,7 @@ class GraphedFunction(Binding):
                 return self._fn(*args, **kwargs)
             call = self._answers.taken(args, kwargs)
             with call.on_device():
-                answer = self._answers.answer(call, args, kwargs, self._is_frozen)
+                answer = self._answers.answer(call, self._is_frozen)
                 if isinstance(answer, Replay):
                     taken = answer.call
                     return answer.entry.call(args, kwargs, taken.tensors, taken.objects)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import random
 import types
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from contract_calls import Box
+from random_assignments import ASSIGNING
 from random_parts import PARTS, RARE, VALUES, Part, first
 
 __all__ = ["MODES", "World"]
@@ -32,6 +34,8 @@ class World:
 
     Attributes:
         actions: Changes between calls; each draws from the given generator.
+        steady: Changes before each call.
+        exits: Puts back at the end what is everybody's.
         tensors: Functions that return the tensors of one part as they are now.
         values: Functions that return the Python state that the program changes in one part.
         parts: The functions that the program calls one after another.
@@ -46,6 +50,8 @@ class World:
         torch.manual_seed(seed)
         self.device = device
         self.actions: list[Action] = []
+        self.steady: list[Action] = []
+        self.exits = ExitStack()
         self.tensors: list[Callable[[], list[Tensor | None]]] = []
         self.values: list[Callable[[], Any]] = []
         self.by = 1.0
@@ -54,7 +60,11 @@ class World:
         self.net = nn.ModuleDict()
         self.parts: list[Part] = [first(self)]
         many = self.random.randint(1, 4)
-        kinds = [*PARTS, *(RARE if self.sizes is None and self.random.random() < 0.2 else ())]
+        kinds = [
+            *PARTS,
+            *ASSIGNING,
+            *(RARE if self.sizes is None and self.random.random() < 0.2 else ()),
+        ]
         self.parts += [make(self) for make in self.random.sample(kinds, many)]
         self.tensors.append(lambda: [*self.net.parameters()])
         self.tensors.append(lambda: [one.grad for one in self.net.parameters()])
@@ -62,6 +72,7 @@ class World:
         self.actions.append(lambda draw: setattr(self, "by", draw.choice(VALUES)))
         self.actions.append(lambda draw: self.net.train(draw.random() < 0.5))
         self.writes_argument = self.random.random() < 0.3
+        self.adds_to_argument = self.random.random() < 0.3
         self.wrap: Callable[[Tensor], Any] = self.random.choice(WRAPS)
         self.kind = self.random.choice(["one", "tuple", "dict", "views", "argument"])
         self.run = self._entry()
@@ -79,6 +90,7 @@ class World:
 
     def _entry(self) -> Callable[..., Any]:
         parts, kind, writes, net = self.parts, self.kind, self.writes_argument, self.net
+        adds = self.adds_to_argument
 
         def forward(x: Tensor, given: Any, by: float) -> Any:
             y = x
@@ -89,6 +101,8 @@ class World:
             if writes:
                 into.mul_(0.5).add_(x.detach().sum())
             y = y * by
+            if adds and isinstance(given, dict):
+                given["pred"] = y.detach() * 2
             if kind == "tuple":
                 return y, (y.sum(-1), None)
             if kind == "dict":

@@ -47,8 +47,8 @@ def debug(answers: Answers, key: Key, call: Call, recorded: Recorded | Trained) 
             if not options.debug:
                 recorded.debugged = PeriodicCheck(count, passes, recorded.replay, passes.reset)
             return
-        if recorded.targets or call.placed:
-            given = recorded.targets, call.objects, call.places
+        if recorded.assign.targets or call.placed:
+            given = recorded.assign.targets, call.objects, call.places
             of_key = plan.before.guards, names_in(plan.before.codes), *given
             plan = replace(plan, function=returning_assigned(plan.function, *of_key))
             call = call.giving_placed()

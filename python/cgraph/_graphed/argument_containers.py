@@ -9,14 +9,14 @@ order.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from typing import Any
 
 from cgraph import _torch
 from cgraph._python.values import as_key, is_plain
 from cgraph._torch import tree_unflatten
 
-__all__ = ["Pattern", "pattern_of", "put_together", "structure_of"]
+__all__ = ["Pattern", "containers_beside", "pattern_of", "put_together", "structure_of"]
 
 Pattern = tuple[Any, ...]
 """The pattern that a native entry matches; see ``cgraph._core.Entry``."""
@@ -60,6 +60,19 @@ def put_together(one: Any, values: Iterator[Any]) -> Any:
         return tuple.__new__(of, [put_together(part, values) for part in parts])
     items = [put_together(part, values) for part in parts]
     return tuple(items) if kind == "tuple" else items
+
+
+def containers_beside(made: Iterable[Any], given: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
+    """Yield the lists and dictionaries in arguments built so, each with the caller's own."""
+    waiting = [*zip(made, given, strict=True)]
+    while waiting:
+        one, own = waiting.pop()
+        if type(own) in (list, dict):
+            yield one, own
+        if isinstance(own, list | tuple) and type(one) is type(own):
+            waiting += zip(one, own, strict=True)
+        elif type(own) is dict:
+            waiting += ((one[key], part) for key, part in own.items())
 
 
 def pattern_of(one: Any, leaves: Iterator[Pattern]) -> Pattern:

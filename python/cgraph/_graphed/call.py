@@ -11,7 +11,13 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from cgraph import _core, _torch
-from cgraph._graphed.argument_containers import Pattern, pattern_of, put_together, structure_of
+from cgraph._graphed.argument_containers import (
+    Pattern,
+    containers_beside,
+    pattern_of,
+    put_together,
+    structure_of,
+)
 from cgraph._graphed.arguments import Arguments
 from cgraph._python.guards import Guards, Way
 from cgraph._python.values import (
@@ -160,6 +166,8 @@ class Call:
         kwargs: The keyword arguments.
 
     Attributes:
+        args: The positional arguments.
+        kwargs: The keyword arguments.
         leaves: All values, in the order of the patterns.
         mode: The modes of torch.
         is_native: True if native entries can match it: all its containers are tuples, lists and
@@ -176,6 +184,8 @@ class Call:
     gives_placed = False
 
     def __init__(self, arguments: Arguments, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.args = args
+        self.kwargs = kwargs
         self.mode = Mode.now()
         self.leaves: list[ArgumentLeaf] = []
         self.is_native = True
@@ -278,6 +288,15 @@ class Call:
         if self.gives_placed:
             args = tuple(tensors[len(tensors) - len(self.placed) :]), *args
         return args, {name: put_together(one, values) for name, one in self._kwargs}
+
+    def containers_beside(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> list[tuple[Any, Any]]:
+        """Return the lists and dictionaries in arguments made so, each with the caller's own."""
+        if self.gives_placed:
+            args = args[1:]
+        kwargs_given = [self.kwargs[name] for name in kwargs]
+        return [*containers_beside((*args, *kwargs.values()), (*self.args, *kwargs_given))]
 
     def replaced(self, tensors: Sequence[torch.Tensor]) -> Call:
         """Return the same call with other tensors in place of those that are copied."""

@@ -118,12 +118,11 @@ def _observe(answers: Answers, key: Key, call: Call) -> None:
         state.put_back()
     # What is compared must be there before each call as it is after one.
     for change in answers.reads.changes(key.shown.guards, call.objects):
-        if not change.is_move:
-            key.shown = None
-            raise CaptureError(
-                f"{answers.name} changes {change.name}: it {change.reversed.verb}. Make that state"
-                " first: call it once"
-            )
+        key.shown = None
+        raise CaptureError(
+            f"{answers.name} changes {change.name}: it {change.reversed.verb}. Make that state"
+            " first: call it once"
+        )
     key.shown = key.shown.now(answers.reads, call)
 
 

@@ -50,7 +50,7 @@ def entry_of_graph(
     return _core.Entry(
         *call.patterns(signatures[:count]),
         placed=signatures[count:],
-        assigns=recorded.assign if recorded.targets else None,
+        assigns=recorded.assign if recorded.assign.targets else None,
         is_in_order=call.is_in_order,
         modes=call.mode[:3],
         settings=call.mode.settings,

@@ -111,22 +111,20 @@ class Answers:
         self._dispatcher = dispatcher
         self.warnings = OneTimeWarnings(name, options)
 
-    def answer(
-        self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], frozen: bool
-    ) -> Answer:
+    def answer(self, call: Call, frozen: bool) -> Answer:
         """Find the answer to a call."""
 
         def eager() -> Any:
-            return self.reads.function(*args, **kwargs)
+            return self.reads.function(*call.args, **call.kwargs)
 
         driver = _driver.current()
-        if not self.arguments.fit(args, kwargs):
+        if not self.arguments.fit(call.args, call.kwargs):
             # Python reports what is wrong with them.
             return eager
         against = reason_against(call, driver.device_type)
         if against is not None:
             return self.never(call, eager, against)
-        padded = self.sizes.answer(call, args, kwargs, eager, frozen)
+        padded = self.sizes.answer(call, eager, frozen)
         if padded is not None:
             return padded
         family, various = self.keys.family(call)
@@ -155,16 +153,14 @@ class Answers:
                 key.eager_calls += 1
                 return eager
         if key.recorded is not None:
-            return self.replayed(key, call, args, kwargs, eager)
+            return self.replayed(key, call, eager)
         copied = () if key.shown is None or key.shown.needs_grad else self.reads.copied
         if key.shown is not None and (changes or not key.shown.guards.copy(copied)):
             key.shown = key.shown.now(self.reads, call)
         self.require_thawed(key, frozen)
-        return self._anew(family, key, call, args, kwargs, eager)
+        return self._anew(family, key, call, eager)
 
-    def replayed(
-        self, key: Key, call: Call, args: Any, kwargs: Any, eager: Callable[[], Any]
-    ) -> Answer:
+    def replayed(self, key: Key, call: Call, eager: Callable[[], Any]) -> Answer:
         """Find the answer to a call whose key has a graph."""
         free = self.keys.free(key)
         if free is None:
@@ -172,7 +168,7 @@ class Answers:
             key.reason = Reason("four earlier calls wait for their backward passes", user_line())
             return eager
         if free.recorded is None:
-            return self._captured(free, call, args, kwargs, eager)
+            return self._captured(free, call, eager)
         recorded = free.recorded
         assert free.shown is not None
         call = call.with_placed(free.shown.guards)
@@ -277,27 +273,19 @@ class Answers:
         self.sizes.clear()
         self.warnings.clear()
 
-    def _anew(
-        self,
-        family: Family,
-        key: Key,
-        call: Call,
-        args: Any,
-        kwargs: Any,
-        eager: Callable[[], Any],
-    ) -> Answer:
+    def _anew(self, family: Family, key: Key, call: Call, eager: Callable[[], Any]) -> Answer:
         """Find the answer to a call whose key has no graph: observe it, or capture it."""
         shown = key.shown
         is_known = shown is not None and shown.is_of_size and shown.reason_against is None
         if not is_known or key.observed < self.options.warmup:
-            return lambda: self.observed(family, key, call, args, kwargs)
-        return self._captured(key, call, args, kwargs, eager, family)
+            return lambda: self.observed(family, key, call)
+        return self._captured(key, call, eager, family)
 
-    def observed(self, family: Family, key: Key, call: Call, args: Any, kwargs: Any) -> Any:
+    def observed(self, family: Family, key: Key, call: Call) -> Any:
         """Run a call eagerly, for real, and note what it does."""
         with self.lock, busy():
             key.eager_calls += 1
-            result, shown = observe(self.reads, call, args, kwargs)
+            result, shown = observe(self.reads, call, call.args, call.kwargs)
             if not self._has_names:
                 self.reads.require_names(call)
                 self._has_names = True
@@ -318,8 +306,6 @@ class Answers:
         self,
         key: Key,
         call: Call,
-        args: Any,
-        kwargs: Any,
         eager: Callable[[], Any],
         family: Family | None = None,
     ) -> Answer:
@@ -364,7 +350,7 @@ class Answers:
         if family is not None:
             family.note(call, shown.written, self.options)
         if isinstance(recorded, Trained):
-            return self._trained(key, call, captured, args, kwargs, eager)
+            return self._trained(key, call, captured)
         leave(recorded, call.tensors, recorded.statics)
         is_fresh = self.options.outputs == "fresh" or captured.difference is not None
         if is_fresh:
@@ -378,30 +364,22 @@ class Answers:
             # Now it owns no block.
             recorded.result.lend(self.captures.pool_use.lent)
             result = recorded.result.returned(call.tensors, is_fresh=False)
-        result = recorded.assign(result, call.objects, args, kwargs)
+        result = recorded.assign(result, call.objects, call.args, call.kwargs)
         return lambda: result
 
-    def _trained(
-        self,
-        key: Key,
-        call: Call,
-        captured: Capture,
-        args: Any,
-        kwargs: Any,
-        eager: Callable[[], Any],
-    ) -> Answer:
+    def _trained(self, key: Key, call: Call, captured: Capture) -> Answer:
         """Answer a captured call with gradients: a replay does its work, or returns its result."""
         recorded = captured.recorded
         assert isinstance(recorded, Trained)
         if captured.difference is not None:
             # Autograd keeps the passes as long as it may need them.
             self._differs(key, captured)
-            result = recorded.finish(args, kwargs)
+            result = recorded.finish(call.args, call.kwargs)
             return lambda: result
         self.hold(key, call, captured)
         if recorded.breaks:
             key.was_replayed()
-            result = recorded.finish(args, kwargs)
+            result = recorded.finish(call.args, call.kwargs)
             return lambda: result
         assert key.entry is not None
         return Replay(key.entry, call)

@@ -25,12 +25,12 @@ from cgraph._graphed.pool_lock import wait_for_device
 from cgraph._graphed.reasons import reason_against_result
 from cgraph._graphed.recorded import Recorded
 from cgraph._graphed.results import Result
-from cgraph._graphed.writeback import handed_over
+from cgraph._graphed.writeback import change_given, handed_over
 from cgraph._operators.launches import Suspects
 from cgraph._operators.observer import ObservedBreaks, Observer, Refusal
 from cgraph._operators.snapshots import RandomSnapshot, bytes_of
 from cgraph._operators.trace import Difference, Trace
-from cgraph._python.assignments import Assignments, dictionaries
+from cgraph._python.assignments import Assigning, Assignments, dictionaries
 from cgraph._python.names import names_in
 from cgraph._torch import tree_iter, tree_map
 from cgraph.breaks import breakable, on_one_thread
@@ -128,6 +128,7 @@ def record(plan: CapturePlan, statics: list[torch.Tensor]) -> Capture:
     """
     call, driver, began = plan.call, plan.driver, time.perf_counter()
     args, kwargs = call.arguments(statics)
+    containers = call.containers_beside(args, kwargs)
     observer = observer_of(driver.device_type, statics, call.tensors, lines=plan.lines)
     observer.is_capture, observer.by_recorder = True, driver.device_type == "cpu"
     pairs = enumerate(call.names)
@@ -175,7 +176,7 @@ def record(plan: CapturePlan, statics: list[torch.Tensor]) -> Capture:
                 session.leave_modes()
                 session.close()
                 state.unplace()
-                returned = handed_over(returned, statics, call.tensors)
+                returned = handed_over(returned, containers, statics, call.tensors)
                 return Capture(None, returned, None, None, stopped[0])
             of_call = dictionaries((args, kwargs), call.places)
             returns = next((path for path, _, one in of_call if one is returned), None)
@@ -200,8 +201,7 @@ def record(plan: CapturePlan, statics: list[torch.Tensor]) -> Capture:
         session.close()
     recorded = Recorded(graph, statics, result, time.perf_counter() - began, plan.stream)
     recorded.gradients = gradients
-    recorded.targets = [one.target for one in assigned]
-    recorded.returns = returns
+    recorded.assign = Assigning([one.target for one in assigned], returns)
     recorded.mutated = [place for place, one in enumerate(statics) if observer.has_written(one)]
     recorded.writes = observer.writes_outside()
     recorded.takes = observer.taken_outside()
@@ -223,6 +223,8 @@ def record(plan: CapturePlan, statics: list[torch.Tensor]) -> Capture:
     difference = shown.difference(plan.before, observer, changes, others, assigned)
     if (moving := plan.reads.copy(assigned, observer.trace.outside)) is not None:
         difference = Difference(f"{moving} is read and assigned: it is copied from now on", None)
+    if (changed := change_given(containers, statics, call.tensors)) is not None:
+        difference = Difference(f"the function changes an argument: a {changed}", None)
     if difference is None and left and not recorded.breaks:
         ignored = plan.before.guards.memories_at(plan.options.ignores)
         but = [*result.storages, *_storages_in(None, gradients), *ignored]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +10,7 @@ import torch
 from cgraph import _core
 from cgraph._graphed.leaf_gradients import LeafGradients
 from cgraph._graphed.results import Result
-from cgraph._python.assignments import Target
-from cgraph._python.steps import found_at, put_at
+from cgraph._python.assignments import Assigning
 from cgraph.cudagraph import CUDAGraph
 from cgraph.segments import SegmentedGraph
 
@@ -41,9 +39,7 @@ class Recorded:
         frozen: The unguarded tensors that it reads, as text.
         seconds: The time of capture and instantiation together.
         stream: The stream of the capture; None if it shares its pool with no other.
-        targets: The places that it assigns to; the values follow the function's result.
-        returns: The steps to the dictionary among the arguments that it returns; None for another
-            result.
+        assign: Assigns what the function does.
         debugged: Replays it for debugging, with tensors for the static ones; None without.
     """
 
@@ -68,8 +64,7 @@ class Recorded:
         self.frozen: tuple[str, ...] = ()
         self.seconds = seconds
         self.stream = stream
-        self.targets: Sequence[Target] = ()
-        self.returns: Sequence[tuple[Any, ...]] | None = None
+        self.assign = Assigning()
 
     def give_up_results(self) -> None:
         """Let captures to come use the memory of the results, which each replay fills anew."""
@@ -98,26 +93,6 @@ class Recorded:
     def is_flat_tuple(self) -> bool:
         """True if the result is a tuple of leaves."""
         return self.spec.type is tuple and all(one.is_leaf() for one in _children(self.spec))
-
-    def assign(
-        self, returned: Any, objects: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """Assign as the function does; return its result.
-
-        Args:
-            returned: The result and the values to assign; just the result if there are none.
-            objects: The objects among the arguments of the call.
-            args: Its positional arguments.
-            kwargs: Its keyword arguments.
-        """
-        if not self.targets:
-            return returned
-        result, values = returned
-        for target, value in zip(self.targets, values, strict=True):
-            put_at(target.holder(objects, (args, kwargs)), target.step, value)
-        if self.returns is not None:
-            return functools.reduce(found_at, self.returns, (args, kwargs))
-        return result
 
     def feed(self) -> Callable[[tuple[Any, ...]], None]:
         """Return a callable that replays with tensors for the static ones."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from cgraph._graphed.recorded import Recorded
 from cgraph._graphed.results import View
 from cgraph._torch import tree_map
 
-__all__ = ["Fed", "handed_over", "leave", "reason_beside", "with_statics"]
+__all__ = ["Fed", "change_given", "handed_over", "leave", "reason_beside", "with_statics"]
 
 
 class Fed:
@@ -67,21 +67,61 @@ def leave(
 
 
 def handed_over(
-    result: Any, statics: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]
+    result: Any,
+    containers: Sequence[tuple[Any, Any]],
+    statics: Sequence[torch.Tensor],
+    tensors: Sequence[torch.Tensor],
 ) -> Any:
-    """Build the return value of a call that went on eagerly with the copies of its tensors.
+    """Build the return value of a call that went on eagerly with copies of its arguments.
 
     Args:
         result: The result of the function.
-        statics: The copies, whose contents the caller's tensors get where they differ.
+        containers: The copies of lists and dictionaries, each with the caller's own.
+        statics: The copies of tensors, whose contents the caller's get where they differ.
         tensors: The caller's tensors.
     """
-    own: dict[int, int] = {}
-    for place, (static, tensor) in enumerate(zip(statics, tensors, strict=True)):
-        own.setdefault(_torch.storage_id(static.untyped_storage()), place)
-        with torch.no_grad():
+    with torch.no_grad():
+        for static, tensor in zip(statics, tensors, strict=True):
             if not torch.equal(static, tensor):
                 tensor.copy_(static)
+    change_given(containers, statics, tensors)
+    own = next((own for made, own in containers if made is result), None)
+    return tree_map(_given_for(statics, tensors), result) if own is None else own
+
+
+def change_given(
+    containers: Sequence[tuple[Any, Any]],
+    statics: Sequence[torch.Tensor],
+    tensors: Sequence[torch.Tensor],
+) -> str | None:
+    """Change the caller's lists and dictionaries as their copies were; return the type of one.
+
+    Return None if none has changed. See :func:`handed_over` for the arguments.
+    """
+    owns, given = {id(made): own for made, own in containers}, _given_for(statics, tensors)
+    changed = None
+    for made, own in containers:
+        now = [(key, owns[id(one)] if id(one) in owns else given(one)) for key, one in _items(made)]
+        before = _items(own)
+        pairs = zip(now, before, strict=False)
+        if len(now) != len(before) or any(a[0] != b[0] or a[1] is not b[1] for a, b in pairs):
+            changed = type(own).__name__
+            own.clear()
+            own.update(now) if isinstance(own, dict) else own.extend(value for _, value in now)
+    return changed
+
+
+def _items(one: Any) -> list[tuple[Any, Any]]:
+    return [*(one.items() if isinstance(one, dict) else enumerate(one))]
+
+
+def _given_for(
+    statics: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]
+) -> Callable[[Any], Any]:
+    """Return a function that returns the caller's tensor for its copy, also for a view of it."""
+    own: dict[int, int] = {}
+    for place, static in enumerate(statics):
+        own.setdefault(_torch.storage_id(static.untyped_storage()), place)
 
     def given(leaf: Any) -> Any:
         memory = _torch.memory_of(leaf) if isinstance(leaf, torch.Tensor) else None
@@ -93,7 +133,7 @@ def handed_over(
         view = View.of(leaf, statics[place], place)
         return leaf if view is None else view(tensors[place])
 
-    return tree_map(given, result)
+    return given
 
 
 def reason_beside(

@@ -62,9 +62,7 @@ class PaddedSizes:
         # Number of padded calls, where some are compared.
         self._calls: weakref.WeakKeyDictionary[Key, int] = weakref.WeakKeyDictionary()
 
-    def answer(
-        self, call: Call, args: Any, kwargs: Any, eager: Callable[[], Any], frozen: bool
-    ) -> Answer | None:
+    def answer(self, call: Call, eager: Callable[[], Any], frozen: bool) -> Answer | None:
         """Find the answer to a call with the rows of no size; None for any other call."""
         options = self._options
         if options.sizes is None:
@@ -105,7 +103,7 @@ class PaddedSizes:
             self._answers.require_thawed(large, frozen)
             if large.shown is None or large.observed < options.warmup:
                 # Its set-up is done before its size is captured.
-                return lambda: self._observed(family, large, call, args, kwargs)
+                return lambda: self._observed(family, large, call)
             try:
                 self._capture(family, large, whole)
             except Exception as error:
@@ -121,9 +119,9 @@ class PaddedSizes:
             like = for_sizes(shown, answers.reads, whole)
         capture_ahead(answers, family, large, whole, like=like)
 
-    def _observed(self, family: Family, large: Key, call: Call, args: Any, kwargs: Any) -> Any:
+    def _observed(self, family: Family, large: Key, call: Call) -> Any:
         """Run a call eagerly, for real, as the first one of its size."""
-        result = self._answers.observed(family, large, call, args, kwargs)
+        result = self._answers.observed(family, large, call)
         if large.shown is not None:
             large.shown.is_of_size = False
         return result
@@ -161,18 +159,17 @@ class PaddedSizes:
         if not self._options.check_padding and not is_due:
             batched = large.checked[place] = self._assumed(recorded, whole, found)
             return Replay(self._entry(large, call, found, batched), call)
-        args, kwargs = call.arguments(call.tensors)
-        if isinstance(recorded, Recorded) and recorded.targets:
-            names, given = names_in(shown.codes), (recorded.targets, call.objects, call.places)
-            collected = returning_assigned(
-                self._answers.reads.function, shown.guards, names, *given
-            )
-            eager = functools.partial(collected, (), *args, **kwargs)
+        run = eager
+        if isinstance(recorded, Recorded) and recorded.assign.targets:
+            function, names = self._answers.reads.function, names_in(shown.codes)
+            places = recorded.assign.targets, call.objects, call.places
+            collected = returning_assigned(function, shown.guards, names, *places)
+            run = functools.partial(collected, (), *call.args, **call.kwargs)
         # Copies of the first row show what copies of the last one may hide.
         pads = self._options.pads(call.names)
         first: list[OnePad] = ["first" if one == "repeat" else one for one in pads]
         done = compared(
-            eager,
+            run,
             [
                 functools.partial(self._replayed, recorded, call, whole, found, one)
                 for one in ([pads] if first == pads else [first, pads])
@@ -199,7 +196,7 @@ class PaddedSizes:
             large.was_replayed()
         result = done.result
         if isinstance(recorded, Recorded):
-            result = recorded.assign(result, call.objects, args, kwargs)
+            result = recorded.assign(result, call.objects, call.args, call.kwargs)
         return lambda: result
 
     def _is_due(self, large: Key) -> bool:
@@ -281,7 +278,7 @@ class PaddedSizes:
                     warn=answers.warnings.of_held,
                 ),
                 lent=use.lent,
-                assigns=recorded.assign if recorded.targets else None,
+                assigns=recorded.assign if recorded.assign.targets else None,
                 **common,
             )
         large.padded[identity] = entry

@@ -8,6 +8,7 @@ import types
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +20,7 @@ from cgraph._torch import tree_flatten, tree_map
 
 __all__ = [
     "Assigned",
+    "Assigning",
     "Assignments",
     "Target",
     "dictionaries",
@@ -85,6 +87,40 @@ class Assigned(NamedTuple):
     holder: Any
     before: Any
     value: Any
+
+
+@dataclass(frozen=True)
+class Assigning:
+    """The assignments of a replay.
+
+    Attributes:
+        targets: The places; the values follow the function's result.
+        returns: The steps to the dictionary among the arguments that is returned; None for another
+            result.
+    """
+
+    targets: Sequence[Target] = ()
+    returns: Sequence[Step] | None = None
+
+    def __call__(
+        self, returned: Any, objects: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Assign as the function does; return its result.
+
+        Args:
+            returned: The result and the values to assign; just the result if there are none.
+            objects: The objects among the arguments of the call.
+            args: Its positional arguments.
+            kwargs: Its keyword arguments.
+        """
+        if not self.targets:
+            return returned
+        result, values = returned
+        for target, value in zip(self.targets, values, strict=True):
+            put_at(target.holder(objects, (args, kwargs)), target.step, value)
+        if self.returns is not None:
+            return functools.reduce(found_at, self.returns, (args, kwargs))
+        return result
 
 
 # The values that something holds: for each kind of step by its key.

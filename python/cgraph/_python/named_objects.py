@@ -29,8 +29,8 @@ def named_by(
         function: The function.
         objects: Objects among its arguments, with their names.
         modules: Modules among its arguments, with their names.
-        callees: Use also all names in the functions that it names, and in the methods of the
-            objects that it reaches.
+        callees: Use also all names in the functions that it names or reaches, and in the methods
+            of the objects that it reaches.
     """
     called = inspect.getattr_static(type(function), "__call__", None)
     codes: dict[CodeType, dict[str, Any]] = {}
@@ -40,7 +40,8 @@ def named_by(
         walk.walk(function, objects, modules)
         known = len(codes)
         if callees:
-            _add_codes(codes, [*_methods_of({type(one.value) for one in walk.found})], callees=True)
+            found = [one.value for one in walk.found]
+            _add_codes(codes, [*found, *_methods_of({*map(type, found)})], callees=True)
         if len(codes) == known:
             return walk
 

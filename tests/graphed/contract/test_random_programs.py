@@ -38,15 +38,18 @@ def call(world: World, run: Any, seed: int, rows: int) -> tuple[Any, list[Any]]:
     if seed % CALLS > 2 and draw.random() < 0.4:
         for _ in range(draw.choice([1, 1, 2])):
             draw.choice(world.actions)(draw)
+    for change in world.steady:
+        change(draw)
     if draw.random() < 0.3:
         world.net.zero_grad(set_to_none=draw.random() < 0.5)
     x = world.fresh(draw, rows, 4)
     into = world.into if draw.random() < 0.7 else torch.zeros(4, device=world.device)
+    given = world.wrap(into)
     needs_grad = world.mode == "grad" and draw.random() < 0.8
     torch.manual_seed(seed)
     with mode_of(world, draw):
         x.requires_grad_(needs_grad)
-        found = run(x, world.wrap(into), world.by)
+        found = run(x, given, world.by)
         leaves = [one for one in pytree.tree_leaves(found) if isinstance(one, Tensor)]
         noted = pytree.tree_map_only(Tensor, lambda one: one.detach().clone(), found)
         losses = [one.sum() * (2 + one.mean().detach()) for one in leaves if one.requires_grad]
@@ -55,7 +58,8 @@ def call(world: World, run: Any, seed: int, rows: int) -> tuple[Any, list[Any]]:
     flags = [(one.requires_grad, one.is_inference()) for one in leaves]
     if world.kind == "argument" and world.mode != "train":
         assert leaves[0] is x
-    left = [x, into, x.grad, *(one for make in world.tensors for one in make())]
+    added = given.get("pred") if isinstance(given, dict) else None
+    left = [x, into, x.grad, added, *(one for make in world.tensors for one in make())]
     copies = [one.detach().clone() if isinstance(one, Tensor) else one for one in left]
     with torch.inference_mode(world.mode == "inference"), torch.no_grad():
         for one in leaves:
@@ -85,7 +89,7 @@ def compare(lab: Lab, seed: int) -> int:
     graphed = cgraph.graphed(world.run, sizes=world.sizes)
     draw = random.Random(seed)
     heights = draw.choice([[3], [3], [3, 5], [1, 2, 3, 5, 6]])
-    with quiet() as caught:
+    with quiet() as caught, world.exits, twin.exits:
         for number in range(CALLS):
             rows = draw.choice(heights)
             own = seed * CALLS + number
