@@ -400,7 +400,7 @@ class Places:
                 self._of_library(root, ("class", key), f"{name}.{key}", one)
 
     def _of_library(self, parent: int, step: tuple[Any, ...], name: str, value: Any) -> None:
-        """Add a place of a library, whose parts are not looked at."""
+        """Add a place of a library, whose own parts are not looked at."""
         if isinstance(value, types.ModuleType):
             self._callable(value, name)
         elif value is os.environ or value is os.getenv:
@@ -408,6 +408,8 @@ class Places:
         elif name not in self._but and self._counted(name):
             check = ("plain" if is_plain(value) else "is", value)
             self._add(parent, step, check, name, value)
+            if isinstance(value, types.FunctionType):  # it may be the user's
+                self._function(value)
 
     def _environment(self) -> None:
         """Add the variables of the environment with these names."""
