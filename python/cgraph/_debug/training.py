@@ -177,7 +177,7 @@ class DebuggedCall:
             if not expected:
                 return
             driver.synchronize()
-            pairs = zip(expected, self._trained.gradients_of_all(found), strict=True)
+            pairs = zip(expected, self._trained.replay.of_all(found), strict=True)
             both = [
                 (*leaf, one) for leaf, one in pairs if leaf.value is not None or one is not None
             ]
@@ -227,8 +227,10 @@ class _Eager:
             instead = {
                 id(reals[id(one)]): one for part in trained.modules for one in part.parameters()
             }
-        self._names = [names.get(id(one), "a parameter") for one in (*given, *trained.parameters)]
-        self._inputs = [*inputs, *(instead.get(id(one), one) for one in trained.parameters)]
+        self._names = [
+            names.get(id(one), "a parameter") for one in (*given, *trained.replay.parameters)
+        ]
+        self._inputs = [*inputs, *(instead.get(id(one), one) for one in trained.replay.parameters)]
 
     def gradients(self, given: Sequence[torch.Tensor | None], driver: _driver.Driver) -> list[Leaf]:
         """Compute the gradients of the call's tensors and parameters from these of the results.

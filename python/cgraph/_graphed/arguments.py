@@ -33,17 +33,18 @@ class Arguments:
         self._rest = "args"
         self._signatures = _signatures_of(function)
         parameters = self._signatures[0].parameters.values() if self._signatures else ()
-        self._takes_any = {"place": not parameters, "name": not parameters}
+        self._takes_any = not parameters
         for parameter in parameters:
             if parameter.kind == parameter.VAR_POSITIONAL:
                 self._rest = parameter.name
-                self._takes_any["place"] = self._takes_any["name"] = True
-            elif parameter.kind == parameter.VAR_KEYWORD:
-                self._takes_any["name"] = True
-            else:
+            self._takes_any |= parameter.kind in _ANY
+            if parameter.kind not in _ANY:
                 self._names.append(parameter.name)
                 self._places += parameter.kind != parameter.KEYWORD_ONLY
-        self._keywords = _keywords_of(function)
+        # Of a wrapper its own, not those of the wrapped one.
+        own = self._signatures[-1].parameters.values() if self._signatures else ()
+        kinds = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+        self._keywords = {one.name for one in own if one.kind in kinds}
         self._static = frozenset(static)
         self.require_names("static_args", static)
 
@@ -57,7 +58,7 @@ class Arguments:
 
     def require_names(self, option: str, given: Collection[str]) -> None:
         """Refuse an option that names arguments that the function does not have."""
-        if self._takes_any["name"]:
+        if self._takes_any:
             return
         for name in given:
             if name not in self._names:
@@ -94,13 +95,3 @@ def _signatures_of(function: Callable[..., Any]) -> list[inspect.Signature]:
         return []
     takes_any = any(one.kind in _ANY for one in own.parameters.values())
     return [wrapped, own] if takes_any and own != wrapped else [own]
-
-
-def _keywords_of(function: Callable[..., Any]) -> frozenset[str]:
-    """Return the names of a function's parameters; of a wrapper its own, not the wrapped one's."""
-    try:
-        parameters = inspect.signature(function, follow_wrapped=False).parameters.values()
-    except (TypeError, ValueError):  # some functions of C have none
-        return frozenset()
-    kinds = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
-    return frozenset(one.name for one in parameters if one.kind in kinds)

@@ -12,7 +12,7 @@ from cgraph._graphed.key import Key, Reason
 from cgraph._graphed.options import Options
 from cgraph._python.guards import Change
 from cgraph._python.values import as_key
-from cgraph._text import shown
+from cgraph._text import plural, shown
 
 __all__ = ["Family", "Keys"]
 
@@ -162,8 +162,6 @@ class Keys:
         # A key about to be captured has not noted yet which gradients it begins with.
         for key in sorted(family.keys, key=lambda key: key.recorded is None):
             changes = [] if key.shown is None else key.shown.guards.changes(call.objects)
-            if key.recorded is not None and key.shown is None:
-                changes = []
             if not any(one.makes_key for one in changes):
                 family.first(key)
                 self._new_in_a_row.clear()
@@ -194,8 +192,7 @@ class Keys:
         if len(key.beside) + 1 >= _OPEN:
             return None
         count = len(key.beside) + 1
-        words = f"beside {count} open call{'s' if count > 1 else ''}"
-        other = Key(f"{key.text}, {words}", [*key.words, words])
+        other = Key(f"{key.text}, beside {plural(count, 'open call')}")
         other.shown, other.observed = key.shown, key.observed
         other.has_sizes = key.has_sizes
         key.beside.append(other)

@@ -131,17 +131,8 @@ class ArgumentLeaf:
             strides = (tensor if self.kind == "static" else dense_like(tensor)).stride()
         of_elements = tensor.shape, tensor.dtype, strides, tensor.device
         lazy = tensor.is_conj(), tensor.is_neg()
-        return type(tensor), place, *of_elements, lazy, tensor.requires_grad, self._is_leaf
-
-    @property
-    def _is_leaf(self) -> bool | None:
-        """True if it has no history; None if no function may take a gradient of it."""
-        return self.value.is_leaf if self.value.requires_grad else None
-
-    @property
-    def is_lazy(self) -> bool:
-        """True if its bytes are not its values."""
-        return bool(self.value.is_conj() or self.value.is_neg())
+        is_leaf = tensor.requires_grad and tensor.is_leaf
+        return type(tensor), place, *of_elements, lazy, tensor.requires_grad, is_leaf
 
     def __str__(self) -> str:
         """Return name and value as text, as they are given."""
@@ -259,15 +250,16 @@ class Call:
 
     def key(self) -> Hashable:
         """Return the key of all calls that one graph can serve, without guarded values."""
-        structure = (structure_of(self._args), tuple((n, structure_of(p)) for n, p in self._kwargs))
         leaves = tuple(leaf.key() for leaf in self.leaves)
-        return structure, leaves, self.mode, as_key(self.also)
+        return self._structure(), leaves, self.mode, as_key(self.also)
 
     def without_plain(self) -> Hashable:
         """Return the key without plain values."""
-        structure = (structure_of(self._args), tuple((n, structure_of(p)) for n, p in self._kwargs))
         leaves = tuple(None if one.kind == "plain" else one.key() for one in self.leaves)
-        return structure, leaves, self.mode
+        return self._structure(), leaves, self.mode
+
+    def _structure(self) -> Hashable:
+        return structure_of(self._args), tuple((n, structure_of(p)) for n, p in self._kwargs)
 
     @property
     def plain(self) -> dict[str, Any]:
@@ -346,13 +338,9 @@ class Call:
         args = [pattern_of(one, leaves) for one in self._args]
         return args, [(name, pattern_of(one, leaves)) for name, one in self._kwargs]
 
-    def words(self, *, by_name: bool = True) -> list[str]:
-        """Return each argument as text, and the modes.
-
-        Args:
-            by_name: Tell arguments given by name from those given by place.
-        """
-        leaves = [str(one if by_name else replace(one, by_name=False)) for one in self.leaves]
+    def words(self) -> list[str]:
+        """Return each argument as text, and the modes."""
+        leaves = [*map(str, self.leaves)]
         # The last one first, so that the places of the others stay right.
         for place, other in reversed(self._others):
             leaves.insert(place, other)

@@ -118,9 +118,10 @@ def _observe(answers: Answers, key: Key, call: Call) -> None:
         state.put_back()
     # What is compared must be there before each call as it is after one.
     for change in answers.reads.changes(key.shown.guards, call.objects):
+        back = change._replace(before=change.now, now=change.before)
         key.shown = None
         raise CaptureError(
-            f"{answers.name} changes {change.name}: it {change.reversed.verb}. Make that state"
+            f"{answers.name} changes {change.name}: it {back.verb}. Make that state"
             " first: call it once"
         )
     key.shown = key.shown.now(answers.reads, call)

@@ -55,7 +55,6 @@ class Key:
 
     Args:
         text: The arguments and values that its calls have in common, as text.
-        words: The same in parts, one for each argument or value, in an order of their own.
 
     Attributes:
         state: The state of its calls: they run eagerly until they are captured (``"observed"``),
@@ -70,9 +69,8 @@ class Key:
         beside: Keys for the same calls while the backward pass of a call of this key is to come.
     """
 
-    def __init__(self, text: str, words: Sequence[str] = ()) -> None:
+    def __init__(self, text: str) -> None:
         self.text = text
-        self.words = words
         self.state: State = "observed"
         self.reason: Reason | None = None
         self.shown: Observation | None = None
@@ -86,7 +84,6 @@ class Key:
         self.misses = 0
         self.eager_calls = 0
         self.capture_seconds = 0.0
-        self.used = 0
         self._past_replays = 0
         # Replays that no native entry counts, and calls whose work captures did.
         self._own_replays = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -25,36 +25,32 @@ class LeafGradients:
 
     Attributes:
         at_begin: Their gradients before the capture, by the ``id`` of the leaf.
+        given: The leaves that get another gradient in replays, and that one.
     """
 
     def __init__(self, leaves: Iterable[torch.Tensor] = ()) -> None:
         self._before = [(leaf, leaf.grad) for leaf in leaves]
         self.at_begin = {id(leaf): grad for leaf, grad in self._before}
-        self._given: list[tuple[torch.Tensor, torch.Tensor | None]] = []
+        self.given: list[tuple[torch.Tensor, torch.Tensor | None]] = []
 
     def __bool__(self) -> bool:
         """True if replays give some leaf another gradient."""
-        return bool(self._given)
+        return bool(self.given)
 
     def end(self) -> None:
         """Note at the end of the capture which leaves have other gradients."""
-        self._given = [(leaf, leaf.grad) for leaf, old in self._before if leaf.grad is not old]
+        self.given = [(leaf, leaf.grad) for leaf, old in self._before if leaf.grad is not old]
         self._before = []
 
     def take(self, others: LeafGradients) -> None:
         """Note which leaves of others, not ended yet, have other gradients now."""
-        self._given = [(leaf, leaf.grad) for leaf, old in others._before if leaf.grad is not old]
+        self.given = [(leaf, leaf.grad) for leaf, old in others._before if leaf.grad is not old]
 
     def put_back(self) -> None:
         """Restore the gradients that the leaves had before the capture."""
         for leaf, old in self._before:
             if leaf.grad is not old:
                 leaf.grad = old
-
-    @property
-    def computed(self) -> Sequence[tuple[torch.Tensor, torch.Tensor | None]]:
-        """The leaves that get another gradient in replays, and the one that the graph computes."""
-        return self._given
 
     def at_break(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap a break so that in each replay it finds the gradients computed before it."""
@@ -73,7 +69,7 @@ class LeafGradients:
 
     def give(self) -> None:
         """Give the leaves the gradients that a replay has computed."""
-        for leaf, own in self._given:
+        for leaf, own in self.given:
             if leaf.grad is not own:
                 leaf.grad = own
 

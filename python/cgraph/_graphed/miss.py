@@ -129,11 +129,11 @@ class Answers:
             return padded
         family, various = self.keys.family(call)
         if various is not None:
-            return self._of_various(call, various, eager)
+            return self.never(call, eager, self.keys.various[various], fix_for_various(various))
         call = family.with_statics(call)
         key, changes, various = self.keys.find(family, call)
         if various is not None:
-            return self._of_various(call, various, eager)
+            return self.never(call, eager, self.keys.various[various], fix_for_various(various))
         if key is None:
             key = self.new_key(family, call, changes)
             changes = []
@@ -158,7 +158,11 @@ class Answers:
         if key.shown is not None and (changes or not key.shown.guards.copy(copied)):
             key.shown = key.shown.now(self.reads, call)
         self.require_thawed(key, frozen)
-        return self._anew(family, key, call, eager)
+        shown = key.shown
+        is_known = shown is not None and shown.is_of_size and shown.reason_against is None
+        if not is_known or key.observed < self.options.warmup:
+            return lambda: self.observed(family, key, call)
+        return self._captured(key, call, eager, family)
 
     def replayed(self, key: Key, call: Call, eager: Callable[[], Any]) -> Answer:
         """Find the answer to a call whose key has a graph."""
@@ -195,10 +199,12 @@ class Answers:
         if not self.arguments.fit(args, kwargs):
             inspect.signature(self.reads.function).bind(*args, **kwargs)
 
-    def never(self, call: Call, eager: Callable[[], Any], text: str) -> Answer:
-        """Let a call run eagerly, as all calls like it do, and count it in the report."""
-        reason = Reason(text, user_line(), fix_for(text))
-        self.warnings.of_eager(Key(str(call)), reason, counts=False)
+    def never(
+        self, call: Call, eager: Callable[[], Any], text: str, fix: str | None = None
+    ) -> Answer:
+        """Let a call run eagerly, as all like it do, and count it; a failure if it has its own fix."""
+        reason = Reason(text, user_line(), fix or fix_for(text))
+        self.warnings.of_eager(Key(str(call)), reason, counts=fix is not None)
         self.keys.count_eager(call, reason)
         return eager
 
@@ -217,8 +223,7 @@ class Answers:
     def new_key(self, family: Family, call: Call, changes: Sequence[Change] = ()) -> Key:
         """Add a key for a call; with these changes it differs from the nearest key."""
         values = [one.value_in_words for one in changes if one.makes_key]
-        text = ", ".join([*call.words(), *values]) or "no arguments"
-        key = Key(text, sorted([*call.words(by_name=False), *values]))
+        key = Key(", ".join([*call.words(), *values]) or "no arguments")
         self.keys.add(family, key)
         return key
 
@@ -272,14 +277,6 @@ class Answers:
         self.captures.memory.clear()
         self.sizes.clear()
         self.warnings.clear()
-
-    def _anew(self, family: Family, key: Key, call: Call, eager: Callable[[], Any]) -> Answer:
-        """Find the answer to a call whose key has no graph: observe it, or capture it."""
-        shown = key.shown
-        is_known = shown is not None and shown.is_of_size and shown.reason_against is None
-        if not is_known or key.observed < self.options.warmup:
-            return lambda: self.observed(family, key, call)
-        return self._captured(key, call, eager, family)
 
     def observed(self, family: Family, key: Key, call: Call) -> Any:
         """Run a call eagerly, for real, and note what it does."""
@@ -455,11 +452,3 @@ class Answers:
             and key.shown is not None
             and len(recorded.statics) != len(call.with_placed(key.shown.guards).tensors)
         )
-
-    def _of_various(self, call: Call, name: str, eager: Callable[[], Any]) -> Answer:
-        """Answer a call with one of too many values eagerly, unobserved."""
-        text = self.keys.various[name]
-        reason = Reason(text, user_line(), fix_for_various(name))
-        self.warnings.of_eager(Key(str(call)), reason)
-        self.keys.count_eager(call, reason)
-        return eager

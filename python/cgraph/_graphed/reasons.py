@@ -114,7 +114,7 @@ def reason_against(call: Call, device_type: str) -> str | None:
             return f"an array: {leaf.name} is of {kind}, whose contents are not compared"
         if leaf.kind == "whole" and isinstance(leaf.value, Iterator):
             return f"an iterator: {leaf.name} yields different items in each call"
-        if leaf.kind == "static" and leaf.is_lazy:
+        if leaf.kind == "static" and (leaf.value.is_conj() or leaf.value.is_neg()):
             return f"no memory of its own: {leaf.name} is conjugated or negated when it is read"
         if leaf.kind not in ("tensor", "static"):
             continue

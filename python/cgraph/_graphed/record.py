@@ -49,7 +49,6 @@ __all__ = [
     "graph_of",
     "observer_of",
     "record",
-    "wait",
 ]
 
 
@@ -277,7 +276,8 @@ def capturing(
     finally:
         torch.clear_autocast_cache()
         with suppress(RuntimeError):  # segments may be under way
-            wait(before, stream)
+            if before != stream:
+                before.wait_stream(stream)
             if use.last_stream is not None:
                 # Replays on other streams come after those of the capture.
                 use.last_stream.follow()
@@ -294,17 +294,11 @@ def graph_of(session: Session, results: Sequence[torch.Tensor]) -> CUDAGraph | S
     return SegmentedGraph(steps)
 
 
-def wait(stream: Any, other: Any) -> None:
-    """Let a stream wait for another one."""
-    if stream != other:
-        stream.wait_stream(other)
-
-
 def _storages_in(session: Session | None, gradients: LeafGradients) -> list[int]:
     """Return the numbers of the storages that a graph itself keeps."""
     kept = [] if session is None else session.kept
     tensors = [one for one in tree_iter(kept) if isinstance(one, torch.Tensor)]
-    tensors += [one for _, one in gradients.computed if one is not None]
+    tensors += [one for _, one in gradients.given if one is not None]
     memories = _torch.memories_of(tensors)
     return [_torch.storage_id(one) for one in memories]
 

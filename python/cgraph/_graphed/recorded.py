@@ -15,7 +15,6 @@ from cgraph.cudagraph import CUDAGraph
 from cgraph.segments import SegmentedGraph
 
 if TYPE_CHECKING:
-    from cgraph._captures.footprint import Footprint
     from cgraph._captures.fresh_results import Results
     from cgraph._debug.periodic_check import PeriodicCheck
     from cgraph._debug.replays import Debugged
@@ -82,17 +81,10 @@ class Recorded:
         return self.result.spec
 
     @property
-    def device(self) -> torch.device | None:
-        """The device of the tensors; None if there are none."""
-        tensors = [one for one in (*self.statics, *self.outputs) if isinstance(one, torch.Tensor)]
-        return next((one.device for one in tensors if one.device.type != "cpu"), None) or next(
-            (one.device for one in tensors), None
-        )
-
-    @property
     def is_flat_tuple(self) -> bool:
         """True if the result is a tuple of leaves."""
-        return self.spec.type is tuple and all(one.is_leaf() for one in _children(self.spec))
+        spec = self.spec
+        return spec.type is tuple and spec.num_nodes - 1 == spec.num_leaves == spec.num_children
 
     def feed(self) -> Callable[[tuple[Any, ...]], None]:
         """Return a callable that replays with tensors for the static ones."""
@@ -120,12 +112,6 @@ class Recorded:
         """The root nodes that copy to the static tensors; None on the simulator and with breaks."""
         captured = self.graph._captured if isinstance(self.graph, CUDAGraph) else None
         return None if captured is None else captured.inputs
-
-    @property
-    def footprint(self) -> Footprint | None:
-        """The footprint of the capture in its pool; None with breaks."""
-        captured = self.graph._captured if isinstance(self.graph, CUDAGraph) else None
-        return None if captured is None else captured.footprint
 
     def replay_into(self, to: Sequence[tuple[int, int]], owners: Sequence[torch.Tensor]) -> None:
         """Replay with the present contents of the static tensors; copy results to new memory.
@@ -178,11 +164,3 @@ class Recorded:
         self.kept = []
         self.gradients = LeafGradients()
         self.result = Result([], self.result.spec, [])
-
-
-def _children(spec: Any) -> list[Any]:
-    """Return the children of a pytree specification, which newer torch names differently."""
-    specs: list[Any] = (
-        spec.children() if callable(getattr(spec, "children", None)) else spec.children_specs
-    )
-    return specs

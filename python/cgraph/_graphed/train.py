@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from cgraph._operators.observer import ObservedBreaks, Refusal
 from cgraph._operators.snapshots import RandomSnapshot
 from cgraph._python.assignments import Assignments
 from cgraph._python.names import names_in
+from cgraph._python.steps import put_at
 from cgraph.breaks import GradientBreakError, Work, breakable, innermost, on_one_thread
 from cgraph.callables import callables_on, graphed_of
 from cgraph.errors import CallableError, CaptureError
@@ -36,6 +37,7 @@ class Trained:
     """The captured passes of a key, in place of a :class:`cgraph._graphed.recorded.Recorded`.
 
     Attributes:
+        modules: The modules that the function reaches.
         replay: The callable that replays them.
         statics: The tensors that calls are copied to.
         seconds: The time of captures and instantiations together.
@@ -48,7 +50,7 @@ class Trained:
     mutated: tuple[int, ...] = ()
 
     def __init__(self, module: FunctionModule, statics: list[torch.Tensor], seconds: float) -> None:
-        self._module = module
+        self.modules = [*module.reached]
         self.replay = graphed = graphed_of(module)
         self.debugged: DebuggedCall | PeriodicCheck | None = None
         self.writes: list[tuple[int, int]] = []
@@ -77,20 +79,6 @@ class Trained:
     def is_open(self) -> bool:
         """True if the last call's backward pass may still run, which another call would spoil."""
         return self.replay.is_open
-
-    @property
-    def modules(self) -> Sequence[torch.nn.Module]:
-        """The modules that the function reaches."""
-        return list(self._module.reached)
-
-    @property
-    def parameters(self) -> tuple[torch.Tensor, ...]:
-        """The parameters that get gradients, in the order of the autograd node."""
-        return self.replay.parameters
-
-    def gradients_of_all(self, found: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
-        """Return the gradients of all inputs and parameters, given those of the autograd node."""
-        return self.replay.of_all(found)
 
     @property
     def pool(self) -> _driver.Handle:
@@ -159,7 +147,8 @@ def train(plan: CapturePlan, statics: list[torch.Tensor]) -> Capture:
     torch.clear_autocast_cache()
     try:
         with stand_ins(modules) as parameters, breakable(_Breaks()), on_one_thread():
-            standing = {id(real): made for made, real in _pairs(parameters, modules)}
+            made = (one for module in modules for one in module.parameters())
+            standing = {id(parameters[id(one)]): one for one in made if id(one) in parameters}
             given = [standing.get(id(one), one) for one in static_leaves]
             args, kwargs = call.arguments(statics, given)
             with _torch.without_autocast_cache():
@@ -209,7 +198,7 @@ def train(plan: CapturePlan, statics: list[torch.Tensor]) -> Capture:
     trained.takes = observer.taken_outside()
     changes = plan.reads.changes(plan.before.guards, call.objects)
     # Stand-ins are other objects than the parameters.
-    changes = [one for one in changes if not one.is_of_sharing]
+    changes = [one for one in changes if not (isinstance(one.now, str) and one.now == one.before)]
     left = plan.reads.counted(state.changed())
     state.undo(left)
     shown = Observation.of(
@@ -226,7 +215,8 @@ def train(plan: CapturePlan, statics: list[torch.Tensor]) -> Capture:
     trained.replay.kept = trained.kept
     difference = shown.difference(plan.before, observer, changes, left)
     if difference is not None:
-        state.redo(left)
+        for target, holder, _, value in left:
+            put_at(holder, target.step, value)
     return Capture(trained, None, shown, difference, None)
 
 
@@ -238,13 +228,3 @@ class _Breaks:
         raise GradientBreakError(
             f"the break {work.name} was met in a capture, but not in the previous call"
         )
-
-
-def _pairs(
-    parameters: dict[int, torch.nn.Parameter], modules: Sequence[torch.nn.Module]
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield the stand-ins of parameters with the real ones."""
-    for module in modules:
-        for made in module.parameters():
-            if id(made) in parameters:
-                yield made, parameters[id(made)]

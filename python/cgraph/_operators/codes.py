@@ -126,9 +126,14 @@ class Codes:
         of = getattr(called, "__self__", None)
         self._note_call(called, first if of is None else of)
 
-    def aside(self) -> Aside:
-        """Return a block in which nothing is noted, for cgraph's own work."""
-        return Aside(self)
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Note nothing in a ``with`` block, for cgraph's own work."""
+        before, self.is_paused = self.is_paused, True
+        try:
+            yield
+        finally:
+            self.is_paused = before
 
     @contextmanager
     def noted(self) -> Iterator[None]:
@@ -179,17 +184,3 @@ def _is_beside(frame: FrameType | None) -> bool:
 def _both(one: Callable[..., Any], other: Callable[..., Any], *event: Any) -> None:
     one(*event)
     other(*event)
-
-
-class Aside:
-    """A block in which nothing is noted; not a generator, as it is entered for each operator."""
-
-    def __init__(self, codes: Codes) -> None:
-        self._codes = codes
-        self._before = False
-
-    def __enter__(self) -> None:
-        self._before, self._codes.is_paused = self._codes.is_paused, True
-
-    def __exit__(self, *_: object) -> None:
-        self._codes.is_paused = self._before

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from cgraph._operators.codes import Codes
 from cgraph._source import user_line
 from cgraph.errors import CaptureError
@@ -12,31 +9,21 @@ from cgraph.errors import CaptureError
 __all__ = ["HostCalls"]
 
 
-class HostCalls:
-    """The calls of one capture that read tensors on the host or set random states."""
+class HostCalls(Codes):
+    """The calls of one capture that set random states; one that reads a tensor on the host raises."""
 
     def __init__(self) -> None:
-        self._codes = Codes()
-        self._codes.reads = _refuse
-
-    @contextmanager
-    def noted(self) -> Iterator[None]:
-        """Note calls in a block; one that reads a tensor raises.
-
-        Raises:
-            CaptureError: On a GPU it would wait for the capturing stream.
-        """
-        with self._codes.noted():
-            yield
+        super().__init__()
+        self.reads = _refuse
 
     @property
     def refusal(self) -> CaptureError | None:
         """The error of a capture that has set a random state; None if it has set none."""
-        if self._codes.seeds is None:
+        if self.seeds is None:
             return None
         return CaptureError(
             "the function seeds random numbers or sets their state, and replays do not: do it"
-            f" before the call, or pass random numbers as an argument ({self._codes.seeds})"
+            f" before the call, or pass random numbers as an argument ({self.seeds})"
         )
 
 

@@ -11,6 +11,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any
 
@@ -28,6 +29,7 @@ _users: Counter[CodeType] = Counter()
 _tool: list[int] = []
 
 
+@dataclass(eq=False)
 class _Watch:
     """The reports that one block gets.
 
@@ -39,16 +41,10 @@ class _Watch:
         looked_at: The code objects whose calls are reported.
     """
 
-    def __init__(
-        self,
-        begins: Callable[[CodeType], bool],
-        calls: Callable[[Any, Any], None],
-        names: Collection[str],
-    ) -> None:
-        self.begins = begins
-        self.calls = calls
-        self.names = frozenset(names)
-        self.looked_at: list[CodeType] = []
+    begins: Callable[[CodeType], bool]
+    calls: Callable[[Any, Any], None]
+    names: Collection[str]
+    looked_at: list[CodeType] = field(default_factory=list)
 
 
 @contextmanager
@@ -121,7 +117,7 @@ def _begins(code: CodeType, _: int) -> Any:
     monitoring: Any = sys.monitoring  # type: ignore[attr-defined,unused-ignore]
     watch = watches[-1]
     is_done = watch.begins(code)
-    if not watch.names.isdisjoint(names_in((code,))):
+    if not names_in((code,)).isdisjoint(watch.names):
         _look_at(watch, code)
     # Other blocks may still need the report.
     return monitoring.DISABLE if is_done and len(_watched) == 1 and len(watches) == 1 else None

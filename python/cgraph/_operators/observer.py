@@ -252,10 +252,7 @@ class Observer(OperatorMode):
         codes, is_paused = self.codes, self.codes.is_paused
         codes.is_paused = True
         try:
-            refusal = self._refusal(func, args, kwargs) if facts.may_be_refused else None
-            if refusal is not None and self.stop is not None:
-                self.is_over = True
-                self.stop(refusal)
+            if facts.may_be_refused and self._is_refused(func, args, kwargs):
                 return func(*args, **kwargs)
             with self._lock:
                 given = self._note(facts, args, kwargs)
@@ -380,21 +377,23 @@ class Observer(OperatorMode):
         """Note a method that reads a tensor on the host."""
         if self.is_over or self._is_paused:
             return
-        refusal = Refusal("host read", method, user_line())
-        self.refusals.append(refusal)
-        if self.stop is not None:
-            self.is_over = True
-            self.stop(refusal)
+        self._refuse("host read", method)
 
-    def _refusal(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Refusal | None:
+    def _is_refused(self, func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
+        """Note an operator that a capture refuses; return whether it ends this capture."""
         kind = refusal_of(func, args, kwargs, self._device_type)
         if kind is None:
-            return None
-        if kind == "host read" and _is_count_of_steps():
-            kind = "optimizer"
-        refusal = Refusal(kind, name_of(func), user_line())
-        self.refusals.append(refusal)
-        return refusal
+            return False
+        is_count = kind == "host read" and _is_count_of_steps()
+        return self._refuse("optimizer" if is_count else kind, name_of(func))
+
+    def _refuse(self, kind: str, operator: str) -> bool:
+        self.refusals.append(Refusal(kind, operator, user_line()))
+        if self.stop is None:
+            return False
+        self.is_over = True
+        self.stop(self.refusals[-1])
+        return True
 
     def _note(self, facts: Facts, args: Any, kwargs: dict[str, Any]) -> set[int]:
         """Note an operator; return the numbers of the storages that it gets."""

@@ -15,13 +15,10 @@ import torch
 
 from cgraph import _torch
 from cgraph._autograd.history import leaves_behind
-from cgraph._operators.snapshots import StorageSnapshot, bytes_of, in_type
+from cgraph._operators.snapshots import StorageSnapshot, storage_snapshot
 from cgraph._operators.writes import WriteRecorder
 
-__all__ = ["Buffer", "Rollback"]
-
-Buffer = tuple[torch.Tensor, torch.Tensor]
-"""The contents of a storage before it was written, and the storage itself."""
+__all__ = ["Rollback"]
 
 
 class Rollback:
@@ -80,7 +77,7 @@ class Rollback:
         self._states = [(generator, generator.get_state()) for generator in generators]
         self._watch = WriteRecorder(self._is_capturing)
         self._watch.uncompiled = self._uncompiled
-        for leaf in _with_leaves_behind(self._leaves):
+        for leaf in (*self._leaves, *leaves_behind(self._leaves)):
             self._watch.note(leaf)
         self._uncompiled.__enter__()
         _torch.enter_mode(self._watch)
@@ -120,27 +117,10 @@ class Rollback:
         found = (generator for generator, _ in self._watch.generators)
         return [generator for generator in found if generator.device.type == device_type]
 
-    @property
-    def written(self) -> int:
-        """The number of storages written so far."""
-        return len(self._watch.storages)
-
     def is_written(self, tensor: torch.Tensor) -> bool:
         """Return whether the storage of a tensor was written."""
         memory = _torch.memory_of(tensor)
         return memory is not None and _torch.storage_id(memory) in self._watch.storages
-
-    def buffers(self, count: int) -> list[Buffer]:
-        """Return the earlier contents of the first storages that were written, and the storages.
-
-        Both have the type of the first write and one dimension.
-        """
-        with _torch.without_modes():
-            storages = list(self._watch.storages.values())[:count]
-            return [
-                (in_type(one.copy, one.dtype), in_type(bytes_of(one.storage), one.dtype))
-                for one in storages
-            ]
 
     @property
     def storages(self) -> list[StorageSnapshot]:
@@ -150,10 +130,8 @@ class Rollback:
     def renew(self) -> None:
         """Note the present contents of the storages that were written, to restore them again."""
         storages = self._watch.storages
-        with torch.no_grad(), _torch.without_modes():
-            for number, (storage, _, _, dtype) in storages.items():
-                copy = bytes_of(storage).clone()
-                storages[number] = StorageSnapshot(storage, storage.nbytes(), copy, dtype)
+        for number, one in storages.items():
+            storages[number] = storage_snapshot(one.storage, one.dtype)
 
     def rewind(self) -> None:
         """Restore the contents of storages, and go on."""
@@ -192,9 +170,3 @@ class Rollback:
         watch.tensors.clear()
         watch.storages.clear()
         watch.generators.clear()
-
-
-def _with_leaves_behind(tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
-    tensors = list(tensors)
-    yield from tensors
-    yield from leaves_behind(tensors)

@@ -117,9 +117,8 @@ class Trace:
             if now.numbers != then.numbers:
                 text = f"{_short(now)} gets {_change(now.numbers, then.numbers)}"
                 return Difference(text, now.line or then.line)
-            if not _are_from_same(now, mine, then, theirs):
-                text = f"{_short(now)} {_moved(now, mine, then, theirs)}"
-                return Difference(text, now.line or then.line)
+            if (moved := _moved(now, mine, then, theirs)) is not None:
+                return Difference(f"{_short(now)} {moved}", now.line or then.line)
         count, known = len(self.operators), len(before.operators)
         if count == known:
             return None
@@ -134,20 +133,6 @@ class Trace:
 
 
 Names = dict[str, list[str | None]]
-
-
-def _are_from_same(now: Operator, mine: Names, then: Operator, theirs: Names) -> bool:
-    """Return whether two operators get the same; a tensor read in place matches its copy."""
-    pairs = zip(now.tensors, then.tensors, strict=False)
-    return len(now.tensors) == len(then.tensors) and all(
-        _origin(one[0], mine) == _origin(other[0], theirs) and _is_same_part(one[1:], other[1:])
-        for one, other in pairs
-    )
-
-
-def _is_same_part(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
-    """Return whether two have the same layout; for an argument itself the key has the layout."""
-    return one == other or not one or not other
 
 
 def _short(operator: Operator) -> str:
@@ -165,13 +150,17 @@ def _value(number: Any) -> str:
     return str(number[1])[:60] if isinstance(number, tuple) and len(number) == 2 else str(number)
 
 
-def _moved(now: Operator, mine: Names, then: Operator, theirs: Names) -> str:
+def _moved(now: Operator, mine: Names, then: Operator, theirs: Names) -> str | None:
+    """Tell what else an operator gets; None if it is the same, or its copy."""
     for one, other in zip(now.tensors, then.tensors, strict=False):
         here, there = _origin(one[0], mine), _origin(other[0], theirs)
         if here != there:
             return f"takes {here}, and {there} in the previous call"
-        if not _is_same_part(one[1:], other[1:]):
+        # Of an argument itself the key has the layout.
+        if one[1:] != other[1:] and one[1:] and other[1:]:
             return f"takes another part of {here} than in the previous call"
+    if len(now.tensors) == len(then.tensors):
+        return None
     return f"takes {len(now.tensors)} tensors, and {len(then.tensors)} in the previous call"
 
 

@@ -13,7 +13,7 @@ from cgraph._autograd.pool_order import PoolOrder
 from cgraph._operators.facts import facts_of
 from cgraph._operators.operator_mode import OperatorMode
 from cgraph._operators.schemas import tensors_of, written_by
-from cgraph._operators.snapshots import StorageSnapshot, TensorSnapshot, bytes_of
+from cgraph._operators.snapshots import StorageSnapshot, TensorSnapshot, storage_snapshot
 
 __all__ = ["WriteRecorder"]
 
@@ -87,10 +87,7 @@ class WriteRecorder(OperatorMode):
                 continue
             number = _torch.storage_id(memory)
             if not is_capturing and number not in self._fresh and number not in self.storages:
-                nbytes = memory.nbytes()
-                with _torch.without_modes():
-                    copy = bytes_of(memory).clone()
-                    self.storages[number] = StorageSnapshot(memory, nbytes, copy, tensor.dtype)
+                self.storages[number] = storage_snapshot(memory, tensor.dtype)
 
     def _note_content(self, tensor: torch.Tensor) -> None:
         """Note the contents of a sparse tensor, which shares memory with others until written."""

@@ -177,7 +177,7 @@ class PaddedSizes:
             shown.trace.written(),
             shown.guards.leaves if shown.uses_gradients else (),
             found,
-            shown.guards.name_of_memory,
+            lambda memory: shown.guards.addresses.get(memory.data_ptr(), "a tensor"),
         )
         if done is None:
             self._unsafe[large] = "padding is not compared: there is no memory for copies"

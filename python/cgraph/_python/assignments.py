@@ -260,12 +260,6 @@ class Assignments:
                     dict.clear(one.value)
                     dict.update(one.value, items)
 
-    @staticmethod
-    def redo(changed: Sequence[Assigned]) -> None:
-        """Assign again what was undone."""
-        for target, holder, _, value in changed:
-            put_at(holder, target.step, value)
-
     def at_break(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap a break so that in each replay it finds what was assigned before it."""
         placed = {id(one) for *_, one in self._placed}
@@ -425,10 +419,7 @@ def dictionaries(
         path, name, value = waiting.pop()
         if type(value) is dict:
             yield path, name, value
-        items: Iterator[tuple[Any, Any]] = iter(())
-        if type(value) in (tuple, list):
-            items = iter(enumerate(value))
-        elif type(value) is dict:
-            items = iter(value.items())
-        for key, one in items:
-            waiting.append(((*path, ("item", key)), name_of_item(name, key), one))
+            waiting += [((*path, ("item", k)), name_of_item(name, k), v) for k, v in value.items()]
+        elif type(value) in (tuple, list):
+            items = enumerate(value)
+            waiting += [((*path, ("item", k)), name_of_item(name, k), v) for k, v in items]

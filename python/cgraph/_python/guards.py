@@ -42,21 +42,11 @@ class Change(NamedTuple):
         return f"{self.name} {self.verb}"
 
     @property
-    def reversed(self) -> Change:
-        """The change back."""
-        return self._replace(before=self.now, now=self.before)
-
-    @property
     def is_move(self) -> bool:
         """True if another tensor is there, of those that replays may copy."""
         tensors = isinstance(self.before, torch.Tensor) and isinstance(self.now, torch.Tensor)
         is_parameter = isinstance(self.before, torch.nn.Parameter)
         return tensors and not (is_parameter or self.is_gradient or self.is_in_tuple)
-
-    @property
-    def is_of_sharing(self) -> bool:
-        """True if the same tensor is elsewhere as well, and was not, or the other way round."""
-        return isinstance(self.now, str) and self.before == self.now
 
     @property
     def value_in_words(self) -> str:
@@ -134,7 +124,6 @@ class Guards:
 
     Attributes:
         native: The native guards, which compare them.
-        names: The names of all places.
         unread: Places of tensors that no operator took.
         taken_names: The names of the places of tensors that operators took.
         taken: The addresses of the storages of tensors that operators took.
@@ -157,7 +146,6 @@ class Guards:
         self.native = _core.Guards(
             [(one.parent, one.step, one.check) for one in found], _torch.tensor_reader()
         )
-        self.names = {one.name for one in found}
         taken = [(one.name, one.value) for one in found if one.check[0] == "tensor"]
         self.taken_names = {name for name, _ in taken}
         memories = _torch.memories_of(tensor for _, tensor in taken)
@@ -176,20 +164,11 @@ class Guards:
         new._take(kept)
         return new
 
-    @property
-    def plain(self) -> list[tuple[str, Any]]:
-        """The plain values that belong to the key, with the names of their places."""
-        return [(one.name, one.value) for one in self._places if one.is_of_key]
-
     def memories_at(self, matches: Callable[[str], bool]) -> list[int]:
         """Return the numbers of the storages that no operator took, at places of matching names."""
         found = [found_at(holder, step) for holder, step, name in self.unread if matches(name)]
         memories = _torch.memories_of(one for one in found if isinstance(one, torch.Tensor))
         return [_torch.storage_id(one) for one in memories]
-
-    def name_of_memory(self, memory: torch.UntypedStorage) -> str:
-        """Return the place of a guarded tensor in some memory, or just that it is a tensor."""
-        return self.addresses.get(memory.data_ptr(), "a tensor")
 
     def name_beside(self, tensor: torch.Tensor) -> str | None:
         """Return the place of a guarded tensor in the same memory; None if there is none."""
@@ -223,11 +202,8 @@ class Guards:
 
     def made(self, is_made: Callable[[torch.Tensor], bool], objects: Sequence[Any]) -> list[Way]:
         """Return the ways to the tensors that a call has made."""
-        return [
-            way
-            for way in self._ways(objects)
-            if isinstance(way.value, torch.Tensor) and is_made(way.value)
-        ]
+        ways = self._ways(objects)
+        return [one for one in ways if isinstance(one.value, torch.Tensor) and is_made(one.value)]
 
     def inputs(self, objects: Sequence[Any] = ()) -> list[Way]:
         """Return the ways to the tensors that replays copy, in their order."""

@@ -46,7 +46,6 @@ MOST_PLACES = 4096
 _CONTAINERS = (dict, list, tuple, deque, set, frozenset)
 # Their parts are looked at, and not their settings.
 _OF_OTHERS = (types.ModuleType, functools.partial, _core.Dispatcher)
-_TENSORS = (torch.Tensor,)
 
 
 class Place(NamedTuple):
@@ -122,7 +121,7 @@ class Places:
         self._gradients = gradients
         self._but = frozenset(but)
         self._copied = frozenset(copied)
-        self._count = 0
+        self._room = MOST_PLACES
         self._roots: dict[int, int] = {}
         # Objects already visited, by ``id``; they stay alive as long as the walk. What is found in
         # an argument is looked into in each argument, as another call may give others.
@@ -188,8 +187,8 @@ class Places:
         """Return the number of a root, which stays the same object."""
         number = self._roots.get(id(value))
         if number is None:
-            number = self._roots[id(value)] = len(self.found)
-            self.found.append(Place(-1, ("root", value), check or ("is", value), name, value))
+            number = self._add(-1, ("root", value), check or ("is", value), name, value)
+            self._roots[id(value)] = number
         return number
 
     def _add(
@@ -198,12 +197,15 @@ class Places:
         self.found.append(Place(parent, step, check, name, v))
         return len(self.found) - 1
 
-    def _counted(self, name: str) -> bool:
-        """Count a place; return whether there is room for it."""
-        self._count += 1
-        if self._count > MOST_PLACES:
+    def _count(
+        self, parent: int, step: tuple[Any, ...], check: tuple[Any, ...], name: str, v: Any
+    ) -> bool:
+        """Add a place if there is room for it; return whether there is."""
+        self._room -= 1
+        if self._room < 0:
             self.stopped = self.stopped or name
             return False
+        self._add(parent, step, check, name, v)
         return True
 
     def _look(self, parent: int, step: tuple[Any, ...], name: str, value: Any) -> None:
@@ -211,11 +213,10 @@ class Places:
         if name in self._but:
             return
         kind = type(value)
-        if isinstance(value, _TENSORS):
+        if isinstance(value, torch.Tensor):
             self._tensor(parent, step, name, value)
         elif is_plain(value):
-            if self._counted(name):
-                self._add(parent, step, ("plain", value), name, value)
+            self._count(parent, step, ("plain", value), name, value)
         elif is_array(value):
             self.refused = self.refused or name
         elif value is os.environ:
@@ -231,8 +232,7 @@ class Places:
             for one in gc.get_referents(value):  # the dictionary that it shows
                 self._look(-1, ("root", one), name, one)
         elif has_no_parts(value) or isinstance(value, _OF_OTHERS):
-            if self._counted(name):
-                self._add(parent, step, ("is", value), name, value)
+            if self._count(parent, step, ("is", value), name, value):
                 self._callable(value, name)
         elif id(value) in self._seen or (parent >= 0 and id(value) in self._outside):
             self._add(parent, step, ("is", value), name, value)
@@ -243,11 +243,9 @@ class Places:
                     self._known[id(value)] = value
                     self.modules.append(value)
             elif not isinstance(value, _CONTAINERS) and not has_parts(value):
-                if self._counted(name):
-                    self._add(parent, step, ("is", value), name, value)
+                self._count(parent, step, ("is", value), name, value)
                 return
-            number = len(self.found)
-            self.found.append(Place(parent, step, self._check(kind, value), name, value))
+            number = self._add(parent, step, self._check(kind, value), name, value)
             self._waiting.append((number, value, name))
 
     def _check(self, kind: type, value: Any) -> tuple[Any, ...]:
@@ -324,19 +322,12 @@ class Places:
 
     def _inside(self, number: int, value: Any, name: str) -> None:
         """Add the places inside a value."""
-        if isinstance(value, torch.nn.Module):
-            self._attributes(number, value, name)
-            self._class(type(value))
-        elif isinstance(value, dict):
+        if isinstance(value, dict):
             self._items(number, value, name)
-            self._attributes(number, value, name)
-            self._class(type(value))
         elif isinstance(value, list | tuple | deque):
             for place, one in enumerate(items_of(value)):
                 self._look(number, ("item", place), f"{name}[{place}]", one)
-            self._attributes(number, value, name)
-            self._class(type(value))
-        elif not isinstance(value, set | frozenset):
+        if not isinstance(value, set | frozenset):
             self._attributes(number, value, name)
             self._class(type(value))
 
@@ -405,9 +396,8 @@ class Places:
             self._callable(value, name)
         elif value is os.environ or value is os.getenv:
             self._environment()
-        elif name not in self._but and self._counted(name):
-            check = ("plain" if is_plain(value) else "is", value)
-            self._add(parent, step, check, name, value)
+        elif name not in self._but:
+            self._count(parent, step, ("plain" if is_plain(value) else "is", value), name, value)
             if isinstance(value, types.FunctionType):  # it may be the user's
                 self._function(value)
 
@@ -434,11 +424,7 @@ class Places:
             for key, one in value.keywords.items():
                 self._look(self._root(value.keywords, name), ("item", key), key, one)
         elif isinstance(value, types.MethodType):
-            self._look(
-                -1, ("root", value.__self__), "self" if name == "self" else name, value.__self__
-            )
-            self._callable(value.__func__, name)
-        elif isinstance(value, staticmethod | classmethod):
+            self._look(-1, ("root", value.__self__), name, value.__self__)
             self._callable(value.__func__, name)
         elif isinstance(value, property):
             for one in (value.fget, value.fset):
@@ -446,8 +432,8 @@ class Places:
                     self._callable(one, name)
         elif isinstance(value, types.FunctionType):
             self._function(value)
-        elif isinstance(value, _core.Dispatcher):
-            self._callable(value.__wrapped__, name)  # type: ignore[attr-defined]
+        elif isinstance(value, staticmethod | classmethod | _core.Dispatcher):
+            self._callable(value.__wrapped__, name)  # type: ignore[union-attr]
         elif isinstance(value, types.ModuleType):
             self._module(value, name)
         elif value is os.getenv:

@@ -7,6 +7,7 @@ import types
 import weakref
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 from cgraph import _torch
@@ -39,28 +40,20 @@ def found_at(holder: Any, step: tuple[Any, ...]) -> Any:
         return rest[0]
     if kind == "attr":
         return attributes_of(holder).get(rest[0], NOTHING)
-    if kind == "slot":
-        return _in_slot(rest[0], holder)
-    if kind == "cell":
-        try:
-            return holder.cell_contents
-        except ValueError:
-            return NOTHING
-    if kind == "grad":
-        return holder.grad
-    if kind == "context":
-        try:
-            return holder.get()
-        except LookupError:
-            return NOTHING
     if kind == "class":
         of = holder if isinstance(holder, type) else type(holder)
         return next((vars(b)[rest[0]] for b in of.__mro__ if rest[0] in vars(b)), NOTHING)
     if kind == "item" and isinstance(holder, dict):
         return dict.get(holder, rest[0], NOTHING)
-    if kind == "item":
-        items = [*items_of(holder)]
-        return items[rest[0]] if rest[0] < len(items) else NOTHING
+    # An empty slot, cell or variable, or the end of a list.
+    with suppress(AttributeError, ValueError, LookupError):
+        if kind == "slot":
+            return rest[0].__get__(holder)
+        if kind == "cell":
+            return holder.cell_contents
+        if kind == "context":
+            return holder.get()
+        return holder.grad if kind == "grad" else [*items_of(holder)][rest[0]]
     return NOTHING
 
 
@@ -111,13 +104,6 @@ def slots_of(kind: type) -> tuple[Any, ...]:
             if isinstance(one, types.MemberDescriptorType)
         )
     return known
-
-
-def _in_slot(slot: Any, value: Any) -> Any:
-    try:
-        return slot.__get__(value)
-    except AttributeError:
-        return NOTHING
 
 
 def items_of(value: Any) -> Iterator[Any]:
