@@ -20,7 +20,7 @@ from cgraph._captures.capture_scopes import prepare, prepared
 from cgraph._captures.collector import collections_held_off
 from cgraph._captures.label_recorder import LabelRecorder
 from cgraph._driver import Handle, Pool
-from cgraph._operators.host_calls import HostCalls
+from cgraph._operators.codes import HostCalls
 from cgraph.cudagraph import CUDAGraph, require_mode
 from cgraph.errors import ArgumentError, CaptureError, ForeignError, StateError
 from cgraph.labels import parse_config

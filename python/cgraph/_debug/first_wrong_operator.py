@@ -13,8 +13,8 @@ from cgraph._captures.busy import busy
 from cgraph._debug.differences import ValueDifference
 from cgraph._debug.steps import Check, FoundError, Steps, ValueTrace
 from cgraph._graphed.call import Call
-from cgraph._graphed.capture_plan import CapturePlan
 from cgraph._graphed.leaf_gradients import LeafGradients
+from cgraph._graphed.record import CapturePlan
 from cgraph._graphed.recorded import Recorded
 from cgraph._graphed.results import Result
 from cgraph._operators.rollback import Rollback

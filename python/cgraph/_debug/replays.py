@@ -30,7 +30,7 @@ from cgraph._debug.first_wrong_operator import (
 )
 from cgraph._debug.steps import Steps
 from cgraph._graphed.call import Call, copied
-from cgraph._graphed.capture_plan import CapturePlan
+from cgraph._graphed.record import CapturePlan
 from cgraph._graphed.recorded import Recorded
 from cgraph._graphed.writeback import leave
 from cgraph._operators.rollback import Rollback

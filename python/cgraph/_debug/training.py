@@ -19,8 +19,8 @@ from cgraph._debug.first_wrong_operator import (
 )
 from cgraph._debug.steps import Steps
 from cgraph._graphed.call import Call, copied
-from cgraph._graphed.capture_plan import CapturePlan
 from cgraph._graphed.function_module import stand_ins
+from cgraph._graphed.record import CapturePlan
 from cgraph._graphed.train import Trained
 from cgraph._operators.rollback import Rollback
 from cgraph._operators.snapshots import RandomSnapshot

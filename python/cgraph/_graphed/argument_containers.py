@@ -1,65 +1,65 @@
-"""The containers among the arguments of a call.
-
-An argument is None here for a value, or the name of a kind of container with its parts:
-``("tuple", [part, …])``, ``("list", [part, …])``, ``("dict", [(key, part), …])``, for a named tuple
-``("named", (class, [part, …]))``, for a dataclass ``("record", (class, [(name, part), …]))``, or
-``("other", (specification, count))`` for other types that pytree takes apart. The values come in
-order.
-"""
+"""The containers among the arguments of a call."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator
-from typing import Any
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from cgraph import _torch
 from cgraph._python.values import as_key, is_plain
 from cgraph._torch import tree_unflatten
 
-__all__ = ["Pattern", "containers_beside", "pattern_of", "put_together", "structure_of"]
+__all__ = [
+    "Container",
+    "Pattern",
+    "containers_beside",
+    "pattern_of",
+    "put_together",
+    "structure_of",
+]
 
 Pattern = tuple[Any, ...]
 """The pattern that a native entry matches; see ``cgraph._core.Entry``."""
 
 
-def structure_of(one: Any) -> Hashable:
+class Container(NamedTuple):
+    """A container, whose values are None in it and come in order.
+
+    Attributes:
+        kind: ``"tuple"``, ``"list"``, ``"dict"``, ``"named"`` for a named tuple, ``"record"`` for a
+            dataclass, or ``"other"`` for other types that pytree takes apart.
+        parts: Its parts.
+        keys: The keys or names of these, if they have some.
+        of: Its class or specification, if the kind does not tell.
+    """
+
+    kind: str
+    parts: list[Any]
+    keys: Sequence[Any] | None = None
+    of: Any = None
+
+
+def structure_of(one: Container | None) -> Hashable:
     """Return the structure of an argument, which differs between arguments of other containers."""
-    if isinstance(one, list):
-        return tuple(structure_of(part) for part in one)
     if one is None:
         return None
-    kind, parts = one
-    if kind == "other":
-        return kind, parts
-    if kind == "dict":
-        return kind, tuple((_key(key), structure_of(part)) for key, part in parts)
-    if kind == "record":
-        of, parts = parts
-        return kind, of, tuple((name, structure_of(part)) for name, part in parts)
-    if kind == "named":
-        of, parts = parts
-        return kind, of, structure_of(parts)
-    return kind, structure_of(parts)
+    keys = tuple(as_key(key) if is_plain(key) else key for key in one.keys or ())
+    return one.kind, one.of, keys, tuple(map(structure_of, one.parts))
 
 
-def put_together(one: Any, values: Iterator[Any]) -> Any:
+def put_together(one: Container | None, values: Iterator[Any]) -> Any:
     """Build an argument of these values, in containers of its own."""
     if one is None:
         return next(values)
-    kind, parts = one
-    if kind == "other":
-        spec, count = parts
-        return tree_unflatten([next(values) for _ in range(count)], spec)
-    if kind == "dict":
-        return {key: put_together(part, values) for key, part in parts}
-    if kind == "record":
-        of, parts = parts
-        return _torch.record_of(of, [(name, put_together(part, values)) for name, part in parts])
-    if kind == "named":
-        of, parts = parts
-        return tuple.__new__(of, [put_together(part, values) for part in parts])
-    items = [put_together(part, values) for part in parts]
-    return tuple(items) if kind == "tuple" else items
+    parts = [put_together(part, values) for part in one.parts]
+    if one.kind == "other":
+        return tree_unflatten(parts, one.of)
+    if one.kind == "named":
+        return tuple.__new__(one.of, parts)
+    if one.keys is not None:
+        pairs = [*zip(one.keys, parts, strict=True)]
+        return dict(pairs) if one.kind == "dict" else _torch.record_of(one.of, pairs)
+    return tuple(parts) if one.kind == "tuple" else parts
 
 
 def containers_beside(made: Iterable[Any], given: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
@@ -75,25 +75,10 @@ def containers_beside(made: Iterable[Any], given: Iterable[Any]) -> Iterator[tup
             waiting += ((one[key], part) for key, part in own.items())
 
 
-def pattern_of(one: Any, leaves: Iterator[Pattern]) -> Pattern:
+def pattern_of(one: Container | None, leaves: Iterator[Pattern]) -> Pattern:
     """Build the pattern that a native entry matches from patterns for the values."""
     if one is None:
         return next(leaves)
-    kind, parts = one
-    if kind == "dict":
-        return kind, _pairs_of(parts, leaves)
-    if kind == "record":
-        of, parts = parts
-        return kind, _pairs_of(parts, leaves), of
-    if kind == "named":
-        of, parts = parts
-        return kind, [pattern_of(part, leaves) for part in parts], of
-    return kind, [pattern_of(part, leaves) for part in parts]
-
-
-def _pairs_of(parts: list[tuple[Any, Any]], leaves: Iterator[Pattern]) -> list[tuple[Any, Pattern]]:
-    return [(key, pattern_of(part, leaves)) for key, part in parts]
-
-
-def _key(key: Hashable) -> Hashable:
-    return as_key(key) if is_plain(key) else key
+    parts: list[Any] = [pattern_of(part, leaves) for part in one.parts]
+    inside = parts if one.keys is None else [*zip(one.keys, parts, strict=True)]
+    return (one.kind, inside) if one.of is None else (one.kind, inside, one.of)

@@ -12,6 +12,7 @@ import torch
 
 from cgraph import _core, _torch
 from cgraph._graphed.argument_containers import (
+    Container,
     Pattern,
     containers_beside,
     pattern_of,
@@ -259,7 +260,8 @@ class Call:
         return self._structure(), leaves, self.mode
 
     def _structure(self) -> Hashable:
-        return structure_of(self._args), tuple((n, structure_of(p)) for n, p in self._kwargs)
+        by_name = tuple((name, structure_of(one)) for name, one in self._kwargs)
+        return tuple(map(structure_of, self._args)), by_name
 
     @property
     def plain(self) -> dict[str, Any]:
@@ -372,30 +374,24 @@ class Call:
         """Take a value apart; return its container, or None for a leaf."""
         kind = type(value)
         if kind is tuple or kind is list:
-            parts = [
-                self._taken(one, f"{name}[{place}]", static) for place, one in enumerate(value)
-            ]
-            return kind.__name__, parts
+            pairs = enumerate(value)
+            parts = [self._taken(one, f"{name}[{place}]", static) for place, one in pairs]
+            return Container(kind.__name__, parts)
         if kind is dict:
-            return "dict", [
-                (key, self._taken(one, f"{name}[{key!r}]", static)) for key, one in value.items()
-            ]
+            parts = [self._taken(one, f"{name}[{key!r}]", static) for key, one in value.items()]
+            return Container("dict", parts, [*value])
         if _torch.is_named_tuple(kind) and len(value) == len(kind._fields):
             fields = zip(kind._fields, value, strict=True)
-            return "named", (
-                kind,
-                [self._taken(one, f"{name}.{field}", static) for field, one in fields],
-            )
+            parts = [self._taken(one, f"{name}.{field}", static) for field, one in fields]
+            return Container("named", parts, None, kind)
         if not is_plain(value) and _torch.is_record(value):
             if id(value) in self._records:
                 self._add(value, name, static)
                 return None
             self._records.add(id(value))
-            attributes = [*vars(value).items()]
-            parts = [
-                (field, self._taken(one, f"{name}.{field}", static)) for field, one in attributes
-            ]
-            return "record", (kind, parts)
+            attributes = dict(vars(value))
+            parts = [self._taken(v, f"{name}.{k}", static) for k, v in attributes.items()]
+            return Container("record", parts, [*attributes], kind)
         leaves, spec = tree_flatten(value)
         if spec.is_leaf():
             self._add(value, name, static)
@@ -404,7 +400,7 @@ class Call:
         self._others.append((len(self.leaves), f"{name}: {kind.__qualname__}"))
         for leaf, its_name in zip(leaves, _torch.names_in(name, value), strict=True):
             self._add(leaf, its_name, static)
-        return "other", (spec, len(leaves))
+        return Container("other", [None] * len(leaves), None, spec)
 
     def _add(self, value: Any, name: str, static: bool) -> None:
         kind: Kind = "object"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from cgraph import _core, _torch
@@ -16,7 +16,43 @@ from cgraph._graphed.writeback import Fed
 from cgraph._python.guards import Guards
 from cgraph._torch import tree_unflatten
 
-__all__ = ["entry_of_graph", "entry_of_passes", "returned"]
+__all__ = ["entry_of", "entry_of_graph", "returned"]
+
+
+def entry_of(
+    recorded: Recorded | Trained,
+    call: Call,
+    signatures: Sequence[_core.Signature],
+    guards: Guards,
+    lock: _core.FunctionLock,
+    use: PoolUse,
+    **more: Any,
+) -> _core.Entry:
+    """Build the entry of calls like this one; by default it passes them on to captured passes.
+
+    Args:
+        recorded: The capture.
+        call: A call.
+        signatures: The signatures of the tensors to copy.
+        guards: The guards of the key.
+        lock: The lock that lets one thread at a time replay.
+        use: The use of the pool that the function's calls share.
+        more: Other arguments of the entry.
+    """
+    if isinstance(recorded, Trained):
+        of_passes = {"outputs": None, "is_open": recorded.is_open}
+        more = {"work": recorded.debugged or recorded.replay, **of_passes, **more}
+    return _core.Entry(
+        *call.patterns(signatures),
+        is_in_order=call.is_in_order,
+        modes=call.mode[:3],
+        settings=call.mode.settings,
+        guards=guards.native,
+        last_stream=use.last_stream,
+        lock=lock,
+        written=recorded.writes,
+        **more,
+    )
 
 
 def entry_of_graph(
@@ -29,17 +65,7 @@ def entry_of_graph(
     is_fresh: bool,
     warn: Callable[[], None],
 ) -> _core.Entry:
-    """Build the entry of a captured key.
-
-    Args:
-        recorded: The capture.
-        call: A call of the key.
-        guards: The guards of the key.
-        lock: The lock that lets one thread at a time replay.
-        use: The use of the pool that the function's calls share.
-        is_fresh: True if results get memory of their own.
-        warn: Warns that a static result is still held.
-    """
+    """Build the entry of a graph; ``warn`` warns that a static result is still held."""
     work: Any = recorded.graph
     if recorded.debugged is not None:
         work = recorded.debugged
@@ -47,51 +73,13 @@ def entry_of_graph(
         work = Fed(recorded)
     signatures = [_torch.signature(static) for static in recorded.statics]
     count = len(signatures) - len(call.placed)
-    return _core.Entry(
-        *call.patterns(signatures[:count]),
+    return entry_of(
+        *(recorded, call, signatures[:count], guards, lock, use),
         placed=signatures[count:],
         assigns=recorded.assign if recorded.assign.targets else None,
-        is_in_order=call.is_in_order,
-        modes=call.mode[:3],
-        settings=call.mode.settings,
-        guards=guards.native,
         work=work,
         outputs=returned(recorded, recorded.result, is_fresh=is_fresh, warn=warn),
-        last_stream=use.last_stream,
-        lock=lock,
         lent=use.lent,
-        written=recorded.writes,
-    )
-
-
-def entry_of_passes(
-    trained: Trained,
-    call: Call,
-    guards: Guards,
-    lock: _core.FunctionLock,
-    use: PoolUse,
-) -> _core.Entry:
-    """Build the entry of a key with gradients, which passes calls on as they are.
-
-    Args:
-        trained: The captured passes.
-        call: As for :func:`entry_of_graph`.
-        guards: Likewise.
-        lock: Likewise.
-        use: Likewise.
-    """
-    return _core.Entry(
-        *call.patterns([_torch.signature(tensor) for tensor in call.tensors]),
-        is_in_order=call.is_in_order,
-        modes=call.mode[:3],
-        settings=call.mode.settings,
-        guards=guards.native,
-        work=trained.debugged or trained.replay,
-        outputs=None,
-        last_stream=use.last_stream,
-        lock=lock,
-        written=trained.writes,
-        is_open=trained.is_open,
     )
 
 
@@ -109,7 +97,7 @@ def returned(
         else _leaf(result, number, is_fresh or number >= len(result.leaves) - result.lasting)
         for number, leaf in enumerate(result.leaves)
     ]
-    build: Any = functools.partial(_build, recorded.spec)
+    build: Any = functools.partial(tree_unflatten, treespec=recorded.spec)
     if recorded.spec.is_leaf():
         build = "single"
     elif recorded.is_flat_tuple:
@@ -126,7 +114,3 @@ def _leaf(result: Result, number: int, is_fresh: bool) -> tuple[Any, ...]:
     if kind == "input" or is_fresh or leaf.numel() == 0 or leaf.is_conj() or leaf.is_neg():
         return "copied", leaf
     return "static", leaf.detach(), _torch.signature(leaf)
-
-
-def _build(spec: Any, leaves: list[Any]) -> Any:
-    return tree_unflatten(leaves, spec)

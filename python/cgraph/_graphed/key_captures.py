@@ -9,12 +9,11 @@ from cgraph._captures.busy import busy
 from cgraph._captures.pool_blocks import PoolBlocks
 from cgraph._graphed.cache import Keys
 from cgraph._graphed.call import Call
-from cgraph._graphed.capture_plan import CapturePlan
 from cgraph._graphed.key import Key
 from cgraph._graphed.observation import Observation, Reads
 from cgraph._graphed.options import Options
 from cgraph._graphed.pool_lock import locked_pool, wait_for_device
-from cgraph._graphed.record import BrokenError, Capture, record
+from cgraph._graphed.record import BrokenError, Capture, CapturePlan, record
 from cgraph._graphed.recorded import Recorded
 from cgraph._graphed.size_capture import UnlikeError, record_sized
 from cgraph._graphed.static_memory import PoolUse, StaticMemory
@@ -107,10 +106,6 @@ class KeyCaptures:
         found = ((key, key.recorded) for key in self._keys)
         return [key for key, one in found if isinstance(one, Recorded) and one.stream is stream]
 
-    def drop(self, key: Key) -> None:
-        """Drop the graph of a key."""
-        self._keys.drop(key)
-
     def _stream(self, driver: _driver.Driver, use: PoolUse, shown: Observation) -> Any:
         """Return the stream of a capture.
 
@@ -151,4 +146,4 @@ class GraphsBeside:
         if self.blocks.are_left():
             for one in list(self._plan.use.users):
                 for key in one.on_stream(self._plan.stream):
-                    one.drop(key)
+                    one._keys.drop(key)

@@ -7,14 +7,14 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cgraph import _core, _driver
+from cgraph import _core, _driver, _torch
 from cgraph._autograd.pinned import PINNED, Pinned
 from cgraph._captures.busy import busy
 from cgraph._explanation.findings import KINDS, fix_of
 from cgraph._graphed.arguments import Arguments
 from cgraph._graphed.cache import Family, Keys
 from cgraph._graphed.call import Call
-from cgraph._graphed.entry import entry_of_graph, entry_of_passes
+from cgraph._graphed.entry import entry_of, entry_of_graph
 from cgraph._graphed.key import Key, Reason
 from cgraph._graphed.key_captures import KeyCaptures
 from cgraph._graphed.observation import Reads
@@ -32,7 +32,7 @@ from cgraph._graphed.reasons import (
 from cgraph._graphed.record import BrokenError, Capture
 from cgraph._graphed.recorded import Recorded
 from cgraph._graphed.train import Trained
-from cgraph._graphed.writeback import leave, reason_beside, with_statics
+from cgraph._graphed.writeback import leave, reason_beside
 from cgraph._python.guards import Change
 from cgraph._python.values import is_plain
 from cgraph._source import place_of, user_line
@@ -202,7 +202,7 @@ class Answers:
     def never(
         self, call: Call, eager: Callable[[], Any], text: str, fix: str | None = None
     ) -> Answer:
-        """Let a call run eagerly, as all like it do, and count it; a failure if it has its own fix."""
+        """Let a call run eagerly, as all like it do; with a fix of its own that is a failure."""
         reason = Reason(text, user_line(), fix or fix_for(text))
         self.warnings.of_eager(Key(str(call)), reason, counts=fix is not None)
         self.keys.count_eager(call, reason)
@@ -238,19 +238,13 @@ class Answers:
             recorded.give_up_results()
         if self._debug is not None:
             self._debug(self, key, call, recorded)
-        entry: _core.Entry
         if isinstance(recorded, Trained):
-            entry = entry_of_passes(recorded, call, shown.guards, self.lock, use)
+            signatures = [_torch.signature(one) for one in call.tensors]
+            entry = entry_of(recorded, call, signatures, shown.guards, self.lock, use)
         else:
-            entry = entry_of_graph(
-                recorded,
-                call,
-                shown.guards,
-                self.lock,
-                use,
-                is_fresh=self.options.outputs == "fresh",
-                warn=self.warnings.of_held,
-            )
+            of_graph = recorded, call, shown.guards, self.lock, use
+            is_fresh, warn = self.options.outputs == "fresh", self.warnings.of_held
+            entry = entry_of_graph(*of_graph, is_fresh=is_fresh, warn=warn)
         key.hold(recorded, entry)
         self.add(call, entry, recorded)
         self.keys.evict(key)
@@ -316,7 +310,7 @@ class Answers:
             text = f"{call.names[beside[0]]} is written while gradients are recorded"
             key.pause(Reason(text, user_line(), fix_for("is written while")))
             return self.eagerly(key, eager)
-        around = with_statics(call, written, before.writes, before.takes)
+        around = before.writes, before.takes, written
         if (reason := reason_beside(call, beside, *around)) is not None:
             key.eager_calls += 1
             key.reason = Reason(reason, user_line())

@@ -17,14 +17,15 @@ from cgraph._breaks.sessions import Session
 from cgraph._captures.collector import collections_held_off
 from cgraph._captures.spelled_out import SpelledOut
 from cgraph._driver import Driver, Handle
-from cgraph._graphed.call import dense_like
-from cgraph._graphed.capture_plan import CapturePlan
+from cgraph._graphed.call import Call, dense_like
 from cgraph._graphed.leaf_gradients import LeafGradients, detached
-from cgraph._graphed.observation import Observation
+from cgraph._graphed.observation import Observation, Reads
+from cgraph._graphed.options import Options
 from cgraph._graphed.pool_lock import wait_for_device
 from cgraph._graphed.reasons import reason_against_result
 from cgraph._graphed.recorded import Recorded
 from cgraph._graphed.results import Result
+from cgraph._graphed.static_memory import PoolUse
 from cgraph._graphed.writeback import change_given, handed_over
 from cgraph._operators.launches import Suspects
 from cgraph._operators.observer import ObservedBreaks, Observer, Refusal
@@ -44,12 +45,44 @@ if TYPE_CHECKING:
 __all__ = [
     "BrokenError",
     "Capture",
+    "CapturePlan",
     "capturing",
     "frozen_in",
     "graph_of",
     "observer_of",
     "record",
 ]
+
+
+@dataclass(frozen=True)
+class CapturePlan:
+    """The plan for one capture.
+
+    Attributes:
+        function: The function to capture.
+        name: Its name in errors.
+        reads: What it reads of Python.
+        options: Its options.
+        driver: The driver in force.
+        pool: The pool of the capture.
+        use: The use of the pool of captures without gradients.
+        stream: The stream of the capture: captures on one stream of a pool share memory.
+        call: The call.
+        before: The observation of the previous call.
+        lines: True if the lines of operators are noted.
+    """
+
+    function: Callable[..., Any]
+    name: str
+    reads: Reads
+    options: Options
+    driver: Driver
+    pool: Any
+    use: PoolUse
+    stream: Any
+    call: Call
+    before: Observation
+    lines: bool
 
 
 @dataclass

@@ -13,9 +13,8 @@ from cgraph import _torch
 from cgraph._captures.pool_blocks import PoolBlocks
 from cgraph._captures.spelled_out import SpelledOut
 from cgraph._graphed.call import Call
-from cgraph._graphed.capture_plan import CapturePlan
 from cgraph._graphed.observation import Observation, Reads
-from cgraph._graphed.record import BrokenError, Capture, capturing, frozen_in, graph_of
+from cgraph._graphed.record import BrokenError, Capture, CapturePlan, capturing, frozen_in, graph_of
 from cgraph._graphed.recorded import Recorded
 from cgraph._graphed.results import Result
 from cgraph._operators.codes import Codes

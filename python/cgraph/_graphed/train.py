@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cgraph import _driver, _torch
-from cgraph._graphed.capture_plan import CapturePlan
 from cgraph._graphed.function_module import FunctionModule, require_in_place, stand_ins
 from cgraph._graphed.leaf_gradients import LeafGradients
 from cgraph._graphed.observation import Observation
 from cgraph._graphed.reasons import refused_in_words
-from cgraph._graphed.record import BrokenError, Capture, frozen_in, observer_of
+from cgraph._graphed.record import BrokenError, Capture, CapturePlan, frozen_in, observer_of
 from cgraph._operators.observer import ObservedBreaks, Refusal
 from cgraph._operators.snapshots import RandomSnapshot
 from cgraph._python.assignments import Assignments
@@ -60,10 +59,6 @@ class Trained:
         self.statics = statics
         self.seconds = seconds
         self._graphs, self.breaks = graphed.graphs, graphed.breaks
-
-    def call(self, *args: Any, **kwargs: Any) -> Any:
-        """Replay, and return the result."""
-        return (self.debugged or self.replay)(*args, **kwargs)
 
     def finish(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Answer the call that was captured; with breaks its forward pass has already run."""

@@ -13,7 +13,7 @@ from cgraph._graphed.recorded import Recorded
 from cgraph._graphed.results import View
 from cgraph._torch import tree_map
 
-__all__ = ["Fed", "change_given", "handed_over", "leave", "reason_beside", "with_statics"]
+__all__ = ["Fed", "change_given", "handed_over", "leave", "reason_beside"]
 
 
 class Fed:
@@ -141,6 +141,7 @@ def reason_beside(
     mutated: Sequence[int],
     writes: Sequence[tuple[int, int]],
     takes: Sequence[tuple[int, int]],
+    written: Collection[str] = (),
 ) -> str | None:
     """Return why no graph serves a call: its tensors overlap written memory; None otherwise.
 
@@ -151,7 +152,11 @@ def reason_beside(
         mutated: The places of the copied tensors that the graph writes.
         writes: The ends of each piece of other memory that it writes.
         takes: The ends of all other memory that it works on.
+        written: The names of arguments that it writes, if these are those of the previous call:
+            a tensor that has not moved was an input before, and is read where it lies now.
     """
+    statics = {one.name: _span(one.value) for one in call.statics}
+    writes = [*writes, *(statics[name] for name in statics if name in written)]
     if not mutated and not writes:
         return None
     names, spans = call.names, [_span(one) for one in call.tensors]
@@ -162,33 +167,12 @@ def reason_beside(
         if _torch.overlaps_itself(call.tensors[place]):
             return f"{names[place]} is written, and its elements share memory"
         begin, end = spans[place]
-        if _touches(takes, begin, end):
+        if _touches([*takes, *statics.values()], begin, end):
             return f"{names[place]} is written, and shares memory with what the function reads"
         for other, (first, last) in enumerate(spans):
             if other != place and first < end and begin < last:
                 return f"{names[other]} shares memory with {names[place]}, which is written"
     return None
-
-
-def with_statics(
-    call: Call,
-    written: Collection[str],
-    writes: Sequence[tuple[int, int]],
-    takes: Sequence[tuple[int, int]],
-) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """Return the memory that a capture writes and works on besides its inputs.
-
-    It is more than the previous call has shown: a tensor that has not moved was an input before,
-    and is read where it lies from now on.
-
-    Args:
-        call: The call that is captured.
-        written: The names of arguments that the previous call has written.
-        writes: As for :func:`reason_beside`, of the previous call.
-        takes: Likewise.
-    """
-    spans = {one.name: _span(one.value) for one in call.statics}
-    return [*writes, *(spans[name] for name in spans if name in written)], [*takes, *spans.values()]
 
 
 def _touches(pieces: Sequence[tuple[int, int]], begin: int, end: int) -> bool:

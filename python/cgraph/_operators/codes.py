@@ -21,8 +21,9 @@ from cgraph._operators.monitoring import monitored
 from cgraph._operators.operator_mode import run_operator
 from cgraph._python.names import names_in
 from cgraph._source import is_omitted, user_frame, user_line
+from cgraph.errors import CaptureError
 
-__all__ = ["Codes"]
+__all__ = ["Codes", "HostCalls"]
 
 _OWN = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
 # Methods of generators that move their state.
@@ -184,3 +185,28 @@ def _is_beside(frame: FrameType | None) -> bool:
 def _both(one: Callable[..., Any], other: Callable[..., Any], *event: Any) -> None:
     one(*event)
     other(*event)
+
+
+class HostCalls(Codes):
+    """The calls of one capture that set random states; one that reads a tensor raises."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads = _refuse
+
+    @property
+    def refusal(self) -> CaptureError | None:
+        """The error of a capture that has set a random state; None if it has set none."""
+        if self.seeds is None:
+            return None
+        return CaptureError(
+            "the function seeds random numbers or sets their state, and replays do not: do it"
+            f" before the call, or pass random numbers as an argument ({self.seeds})"
+        )
+
+
+def _refuse(method: str) -> None:
+    raise CaptureError(
+        f"{method} at {user_line()} reads a value from the device while the stream captures: keep"
+        " it on the device, or read it after the replay"
+    )

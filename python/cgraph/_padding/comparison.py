@@ -11,6 +11,7 @@ from cgraph import _driver, _torch
 from cgraph._captures.busy import busy
 from cgraph._debug.differences import wrong_value
 from cgraph._debug.steps import Wrong
+from cgraph._graphed.leaf_gradients import LeafGradients
 from cgraph._operators.rollback import Rollback
 from cgraph._operators.snapshots import (
     RandomSnapshot,
@@ -73,15 +74,16 @@ def compared(
     """
     driver = _driver.current()
     driver.synchronize()
-    random, gradients = RandomSnapshot(), [one.grad for one in leaves]
+    random, gradients = RandomSnapshot(), LeafGradients(leaves)
     rollback = Rollback(is_capturing=driver.is_capturing)
     try:
         with rollback, busy():
             result = eager()
         parts, spec = tree_flatten(result)
         expected = [one.detach().clone() if _is_tensor(one) else one for one in parts]
-        gradients_after = [one.grad for one in leaves]
-        right = [None if one is None else one.detach().clone() for one in gradients_after]
+        gradients_after = LeafGradients(leaves)
+        found_there = gradients_after.at_begin.values()
+        right = [None if one is None else one.detach().clone() for one in found_there]
         storages = {_torch.storage_id(one.storage): one for one in rollback.storages}
         for storage, dtype in written:
             # Memory that eager has not written is unchanged.
@@ -91,7 +93,7 @@ def compared(
     except torch.OutOfMemoryError:
         rollback.undo()
         random.put_back()
-        _give(leaves, gradients)
+        gradients.put_back()
         return None
     random_after = RandomSnapshot()
     batched: Sequence[int | None] = []
@@ -100,7 +102,7 @@ def compared(
         for one in reversed(storages.values()):
             one.rewind()
         random.put_back()
-        _give(leaves, gradients)
+        gradients.put_back()
         try:
             padded, its_spec = replay()
             driver.synchronize()
@@ -119,7 +121,7 @@ def compared(
         return Compared(tree_unflatten(rest, spec), batched, None)
     for number, known in storages.items():
         bytes_of(known.storage).copy_(left[number])
-    _give(leaves, gradients_after)
+    gradients_after.put_back()
     random_after.put_back()
     return Compared(result, batched, shows)
 
@@ -191,12 +193,6 @@ def _wrong(found: torch.Tensor, right: torch.Tensor) -> Wrong | None:
         one, other = (part.where(finite, torch.zeros_like(part)) for part in (one, other))
         farthest = (one - other).abs().max()
         return None if bool(farthest <= bound * other.abs().max()) else wrong
-
-
-def _give(leaves: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None]) -> None:
-    for leaf, one in zip(leaves, gradients, strict=True):
-        if leaf.grad is not one:
-            leaf.grad = one
 
 
 def _is_tensor(value: Any) -> bool:

@@ -21,7 +21,7 @@ from cgraph._torch import tree_flatten, tree_unflatten
 from cgraph.cudagraph import CUDAGraph
 from cgraph.errors import ArgumentError
 
-__all__ = ["Padded", "PaddedPasses", "cut", "cut_leaves", "first_rows"]
+__all__ = ["Padded", "PaddedPasses", "cut_leaves"]
 
 
 class Padded:
@@ -41,7 +41,7 @@ class Padded:
         self._pads = pads
         self._rows = found.rows
         self._dims = found.dims
-        self._heads = first_rows(recorded, found)
+        self._heads = cut_leaves(recorded.statics, found.dims, found.rows)
         self._tails = [
             None if dim is None else static.narrow(dim, found.rows, static.shape[dim] - found.rows)
             for static, dim in zip(recorded.statics, found.dims, strict=True)
@@ -141,18 +141,9 @@ class PaddedPasses:
         call = Call(self._arguments, args, kwargs)
         tensors = resized(call.tensors, self._found, self._found.size, self._pads)
         args, kwargs = call.arguments(tensors)
-        return cut(self._trained.call(*args, **kwargs), self._batched, self._found.rows)
-
-
-def first_rows(recorded: Recorded, found: Fit) -> list[torch.Tensor]:
-    """Return the first rows of the static tensors, to which a call with fewer rows is copied."""
-    return cut_leaves(recorded.statics, found.dims, found.rows)
-
-
-def cut(result: Any, batched: Sequence[int | None], rows: int) -> Any:
-    """Cut a result to so many rows."""
-    leaves, spec = tree_flatten(result)
-    return tree_unflatten(cut_leaves(leaves, batched, rows), spec)
+        work = self._trained.debugged or self._trained.replay
+        leaves, spec = tree_flatten(work(*args, **kwargs))
+        return tree_unflatten(cut_leaves(leaves, self._batched, self._found.rows), spec)
 
 
 def cut_leaves(leaves: Sequence[Any], batched: Sequence[int | None], rows: int) -> list[Any]:

@@ -6,8 +6,6 @@ import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
 from cgraph._graphed.call import Call
 from cgraph._graphed.options import Options, root_of
 from cgraph.errors import ArgumentError
@@ -54,6 +52,9 @@ class Rows:
         Args:
             call: The call.
             sizes: The sizes that it may be padded to, the smallest first.
+
+        Raises:
+            ArgumentError: An argument that ``dim`` names does not have the dimension.
         """
         dims: list[int | None] = []
         rows: int | None = None
@@ -61,7 +62,11 @@ class Rows:
         for tensor, name in zip(call.tensors, call.names, strict=True):
             its_dim = self._dim if isinstance(self._dim, int) else self._dim.get(root_of(name))
             if not isinstance(self._dim, int) and name in self._dim:
-                _require_dim(name, self._dim[name], tensor)
+                if tensor.dim() <= (dim := self._dim[name]):
+                    raise ArgumentError(
+                        f"the rows of {name} are along dimension {dim}, but it has shape"
+                        f" {tuple(tensor.shape)}: name another one in dim, or leave {name} out"
+                    )
             if its_dim is None or tensor.dim() <= its_dim or name in self._without:
                 dims.append(None)
                 continue
@@ -84,16 +89,3 @@ class Rows:
     def clear(self) -> None:
         """Forget what calls have shown."""
         self._without.clear()
-
-
-def _require_dim(name: str, dim: int, tensor: torch.Tensor) -> None:
-    """Refuse rows along a dimension that the named argument does not have.
-
-    Raises:
-        ArgumentError: It does not have the dimension.
-    """
-    if tensor.dim() <= dim:
-        raise ArgumentError(
-            f"the rows of {name} are along dimension {dim}, but it has shape"
-            f" {tuple(tensor.shape)}: name another one in dim, or leave {name} out"
-        )

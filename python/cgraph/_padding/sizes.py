@@ -13,7 +13,7 @@ import torch
 from cgraph import _core, _torch
 from cgraph._graphed.call import Call
 from cgraph._graphed.capture_ahead import capture_ahead
-from cgraph._graphed.entry import returned
+from cgraph._graphed.entry import entry_of, returned
 from cgraph._graphed.key import Key, Reason
 from cgraph._graphed.miss import Answer, Answers, Replay
 from cgraph._graphed.observation import Observation
@@ -25,7 +25,7 @@ from cgraph._graphed.size_capture import can_be_like, for_sizes
 from cgraph._graphed.train import Trained
 from cgraph._graphed.writeback import reason_beside
 from cgraph._padding.comparison import compared, rows_in
-from cgraph._padding.padded_replays import Padded, PaddedPasses, cut_leaves, first_rows
+from cgraph._padding.padded_replays import Padded, PaddedPasses, cut_leaves
 from cgraph._padding.resize import like_resized, resized
 from cgraph._padding.rows import Fit, Rows
 from cgraph._python.assignments import returning_assigned
@@ -239,27 +239,11 @@ class PaddedSizes:
             return large.padded[identity]
         recorded, answers = large.recorded, self._answers
         assert recorded is not None and large.shown is not None
-        guards, pads = large.shown.guards, self._options.pads(call.names)
-        use = answers.captures.pool_use
-        common: dict[str, Any] = {
-            "is_in_order": call.is_in_order,
-            "modes": call.mode[:3],
-            "settings": call.mode.settings,
-            "guards": guards.native,
-            "last_stream": use.last_stream,
-            "lock": answers.lock,
-            "written": recorded.writes,
-        }
+        use, pads = answers.captures.pool_use, self._options.pads(call.names)
+        like: Sequence[torch.Tensor] = call.tensors
         if isinstance(recorded, Trained):
             run = PaddedPasses(recorded, found, pads, batched, answers.arguments)
-            signatures = [_torch.signature(tensor) for tensor in call.tensors]
-            entry = _core.Entry(
-                *call.patterns(signatures),
-                work=run,
-                outputs=None,
-                is_open=recorded.is_open,
-                **common,
-            )
+            more: dict[str, Any] = {"work": run}
         else:
             work: Any = Padded(recorded, found, pads)
             if (native := work.native()) is not None:
@@ -268,19 +252,16 @@ class PaddedSizes:
                 # Calls are compared with dense tensors; the destinations of copies may have gaps.
                 like = [torch.empty_like(one, requires_grad=False) for one in call.tensors]
             result = _cut(recorded, found, ["input", "own", "constant"])
-            entry = _core.Entry(
-                *call.patterns([_torch.signature(one) for one in like]),
-                work=work,
-                outputs=returned(
-                    recorded,
-                    result,
-                    is_fresh=self._options.outputs == "fresh",
-                    warn=answers.warnings.of_held,
-                ),
-                lent=use.lent,
-                assigns=recorded.assign if recorded.assign.targets else None,
-                **common,
-            )
+            is_fresh, warn = self._options.outputs == "fresh", answers.warnings.of_held
+            more = {
+                "work": work,
+                "outputs": returned(recorded, result, is_fresh=is_fresh, warn=warn),
+                "lent": use.lent,
+                "assigns": recorded.assign if recorded.assign.targets else None,
+            }
+        signatures = [_torch.signature(one) for one in like]
+        guards = large.shown.guards
+        entry = entry_of(recorded, call, signatures, guards, answers.lock, use, **more)
         large.padded[identity] = entry
         if not self._options.check_every and "compare" not in self._options.debug:
             answers.add(call, entry, recorded)
@@ -314,7 +295,7 @@ def _cut(recorded: Recorded, found: Fit, kinds: Collection[str]) -> Result:
     dims = rows_in(recorded.outputs, found)
     dims = [dim if kind in kinds else None for dim, kind in zip(dims, result.kinds, strict=True)]
     leaves = cut_leaves(result.leaves, dims, found.rows)
-    statics = first_rows(recorded, found)
+    statics = cut_leaves(recorded.statics, found.dims, found.rows)
     return Result(leaves, result.spec, result.kinds, statics, result.lasting)
 
 
