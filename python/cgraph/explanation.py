@@ -140,8 +140,8 @@ def explain(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Expla
     driver.synchronize()
     for change in state.changed():
         # Libraries load parts of themselves.
-        is_module = isinstance(change.holder, types.ModuleType)
-        if not (is_module and is_library_module(change.holder)):
+        is_module = isinstance(change.target.holder, types.ModuleType)
+        if not (is_module and is_library_module(change.target.holder)):
             log.add("python state", change.target.name, _begin_of(function))
     return Explanation(log.findings(), result)
 

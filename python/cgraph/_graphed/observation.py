@@ -98,9 +98,9 @@ class Reads:
         names = [
             one.target.name
             for one in assigned
-            if isinstance(one.before, torch.Tensor)
-            and not isinstance(one.before, torch.nn.Parameter)
-            and is_taken(one.before, one.target.name)
+            if isinstance(one.target.value, torch.Tensor)
+            and not isinstance(one.target.value, torch.nn.Parameter)
+            and is_taken(one.target.value, one.target.name)
         ]
         self.copied.update(names)
         return names[0] if names else None
@@ -311,8 +311,8 @@ class Observation:
         for change in changes:
             if not change.is_gradient:
                 return Difference(f"the function changes {change.name}: it {change.verb}", None)
-        for target, holder, _, value in left:
-            if isinstance(holder, list | deque):
+        for target, value in left:
+            if isinstance(target.holder, list | deque):
                 return Difference(f"the function changes {target.name}", None)
             if made_in(value, observer):
                 return Difference(f"the function leaves a new tensor in {target.name}", None)

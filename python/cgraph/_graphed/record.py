@@ -233,7 +233,8 @@ def record(plan: CapturePlan, statics: list[torch.Tensor]) -> Capture:
         session.close()
     recorded = Recorded(graph, statics, result, time.perf_counter() - began, plan.stream)
     recorded.gradients = gradients
-    recorded.assign = Assigning([one.target for one in assigned], returns)
+    targets = [one.target._replace(holder=None, value=None) for one in assigned]
+    recorded.assign = Assigning(targets, returns)
     recorded.mutated = [place for place, one in enumerate(statics) if observer.has_written(one)]
     recorded.writes = observer.writes_outside()
     recorded.takes = observer.taken_outside()

@@ -210,8 +210,8 @@ def train(plan: CapturePlan, statics: list[torch.Tensor]) -> Capture:
     trained.replay.kept = trained.kept
     difference = shown.difference(plan.before, observer, changes, left)
     if difference is not None:
-        for target, holder, _, value in left:
-            put_at(holder, target.step, value)
+        for way, value in left:
+            put_at(way.holder, way.path[-1], value)
     return Capture(trained, None, shown, difference, None)
 
 

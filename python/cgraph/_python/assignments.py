@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from cgraph._python.guards import Change, Guards, Way, name_of_last, way_of
+from cgraph._python.guards import Change, Guards, Way
 from cgraph._python.steps import NOTHING, found_at, items_of, name_of_item, put_at, slots_of
 from cgraph._python.values import as_key, attributes_of, is_plain, is_same
 from cgraph._torch import tree_flatten, tree_map
@@ -22,7 +22,6 @@ __all__ = [
     "Assigned",
     "Assigning",
     "Assignments",
-    "Target",
     "dictionaries",
     "returning_assigned",
     "signature_of",
@@ -33,59 +32,15 @@ Step = tuple[Any, ...]
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-class Target(NamedTuple):
-    """A place that a call assigns to.
-
-    Attributes:
-        root: Where the way to it begins: ``("root", object)``, ``("object", number)`` among the
-            arguments, or ``("arguments",)`` for their containers.
-        path: The steps to what holds it.
-        step: The last step.
-        name: Its name.
-    """
-
-    root: Step
-    path: tuple[Step, ...]
-    step: Step
-    name: str
-
-    @property
-    def is_of_call(self) -> bool:
-        """True if each call has another one."""
-        return bool(self.root[0] != "root")
-
-    @property
-    def way(self) -> Hashable:
-        """An identity of the way to it."""
-        return way_of(self.root, (*self.path, self.step))
-
-    @property
-    def key(self) -> str | None:
-        """The name in code that assigns to it; None for an item."""
-        return name_of_last((*self.path, self.step), self.name)
-
-    def holder(self, objects: Sequence[Any] = (), arguments: Arguments = ((), {})) -> Any:
-        """Return what holds it, given the objects and the arguments of a call."""
-        kind, *rest = self.root
-        found = (
-            arguments if kind == "arguments" else objects[rest[0]] if kind == "object" else rest[0]
-        )
-        return functools.reduce(found_at, self.path, found)
-
-
 class Assigned(NamedTuple):
     """A value that a call has assigned.
 
     Attributes:
-        target: The place.
-        holder: What holds it in this call.
-        before: The value before the call.
+        target: The way to the place, with the value before the call.
         value: The value.
     """
 
-    target: Target
-    holder: Any
-    before: Any
+    target: Way
     value: Any
 
 
@@ -99,7 +54,7 @@ class Assigning:
             result.
     """
 
-    targets: Sequence[Target] = ()
+    targets: Sequence[Way] = ()
     returns: Sequence[Step] | None = None
 
     def __call__(
@@ -116,8 +71,10 @@ class Assigning:
         if not self.targets:
             return returned
         result, values = returned
-        for target, value in zip(self.targets, values, strict=True):
-            put_at(target.holder(objects, (args, kwargs)), target.step, value)
+        # An assignment may exchange what holds the place of a later one.
+        holders = [one.find_holder(objects, (args, kwargs)) for one in self.targets]
+        for holder, target, value in zip(holders, self.targets, values, strict=True):
+            put_at(holder, target.path[-1], value)
         if self.returns is not None:
             return functools.reduce(found_at, self.returns, (args, kwargs))
         return result
@@ -125,16 +82,6 @@ class Assigning:
 
 # The values that something holds: for each kind of step by its key.
 _Parts = dict[str, dict[Any, Any]]
-
-
-class _Holder(NamedTuple):
-    """Something that holds values, and these as they were."""
-
-    root: Step
-    path: tuple[Step, ...]
-    name: str
-    value: Any
-    before: _Parts
 
 
 class Assignments:
@@ -161,42 +108,40 @@ class Assignments:
         self._names = frozenset(names)
         self._is_left = is_left
         # Tensors that lie at places in place of others, with these: holder, step, both.
-        self._placed: list[tuple[Any, Step, Any, Any]] = []
-        self._holders: list[_Holder] = []
+        self._placed: list[tuple[Way, torch.Tensor]] = []
+        # What holds values, and these as they were.
+        self._holders: list[tuple[Way, _Parts]] = []
         # The items of containers that are not assigned to.
         self._whole: list[tuple[Any, list[Any]]] = []
-        for root, path, name, value in guards.holders(objects):
-            self._add(root, path, name, value)
-        for path, name, value in dictionaries(arguments, places):
-            self._add(("arguments",), path, name, value)
-
-    def _add(self, root: Step, path: tuple[Step, ...], name: str, value: Any) -> None:
-        if isinstance(value, list | deque | set):
-            self._whole.append((value, [*value]))
-        self._holders.append(_Holder(root, path, name, value, _parts(value)))
+        of_arguments = dictionaries(arguments, places)
+        ways = (Way(name, ("arguments",), path, None, one) for path, name, one in of_arguments)
+        for way in (*guards.holders(objects), *ways):
+            if isinstance(way.value, list | deque | set):
+                self._whole.append((way.value, [*way.value]))
+            self._holders.append((way, _parts(way.value)))
 
     def place(self, ways: Sequence[Way], tensors: Sequence[torch.Tensor]) -> None:
         """Put tensors at places, for the function to find them there."""
         for way, tensor in zip(ways, tensors, strict=True):
-            self._placed.append((way.holder, way.path[-1], way.value, tensor))
+            self._placed.append((way, tensor))
             put_at(way.holder, way.path[-1], tensor)
 
     def unplace(self) -> None:
         """Put back what was at these places, where nothing else was assigned."""
-        for holder, step, before, tensor in self._placed:
-            if found_at(holder, step) is tensor:
-                put_at(holder, step, before)
+        for way, tensor in self._placed:
+            if found_at(way.holder, way.path[-1]) is tensor:
+                put_at(way.holder, way.path[-1], way.value)
 
     @contextmanager
     def aside(self) -> Iterator[None]:
         """Leave out what a block assigns, as a break does."""
-        at_begin = [_parts(one.value) for one in self._holders]
+        at_begin = [_parts(way.value) for way, _ in self._holders]
         try:
             yield
         finally:
-            for holder, parts in zip(self._holders, at_begin, strict=True):
-                for kind, key, _, now in _differences(parts, _parts(holder.value)):
-                    of_kind = holder.before.setdefault(kind, {})
+            for (way, before), parts in zip(self._holders, at_begin, strict=True):
+                for kind, key, _, now in _differences(parts, _parts(way.value)):
+                    of_kind = before.setdefault(kind, {})
                     of_kind.pop(key, None)
                     if now is not NOTHING:
                         of_kind[key] = now
@@ -204,7 +149,7 @@ class Assignments:
     def changed(self) -> list[Assigned]:
         """Return what has been assigned since, deletions included."""
         found = []
-        for root, path, name, value, parts in self._holders:
+        for (name, root, path, _, value), parts in self._holders:
             is_of_code = isinstance(value, dict) and "__builtins__" in value
             for kind, key, before, now in _differences(parts, _parts(value)):
                 # Attributes and globals that no code names are not guarded.
@@ -212,8 +157,8 @@ class Assignments:
                     continue
                 if not (is_plain(now) and is_same(before, now)):
                     step = (kind,) if kind == "cell" else (kind, key)
-                    target = Target(root, path, step, _name(name, step))
-                    found.append(Assigned(target, value, before, now))
+                    way = Way(_name(name, step), root, (*path, step), value, before)
+                    found.append(Assigned(way, now))
         return found
 
     def taken_out(
@@ -225,11 +170,11 @@ class Assignments:
             can_return: Tells whether a replay could return a tensor.
         """
         self.unplace()
-        there = {id(one.value) for one in self._holders}
+        there = {id(way.value) for way, _ in self._holders}
         found: tuple[list[Assigned], list[Assigned]] = [], []
         for one in self.changed():
             can_assign = (
-                not isinstance(one.holder, list | deque)
+                not isinstance(one.target.holder, list | deque)
                 and not self._is_left(one.target.name)
                 and _can_assign(one.value, can_return, there)
             )
@@ -249,32 +194,33 @@ class Assignments:
 
     def undo(self, changed: Sequence[Assigned]) -> None:
         """Put back the values before some changes; those of lists stay."""
-        for target, holder, before, _ in changed:
-            put_at(holder, target.step, before)
+        for way, _ in changed:
+            if not isinstance(way.holder, list | deque):
+                put_at(way.holder, way.path[-1], way.value)
         # What is put back behind other items comes to its own place.
-        dictionaries = {id(one.holder) for one in changed if isinstance(one.holder, dict)}
-        for one in self._holders:
-            if id(one.value) in dictionaries:
-                items = one.before.get("item", {})
-                if items.keys() == one.value.keys() and [*items] != [*dict.keys(one.value)]:
-                    dict.clear(one.value)
-                    dict.update(one.value, items)
+        changed_there = {id(one.target.holder) for one in changed}
+        for way, before in self._holders:
+            if id(way.value) in changed_there and isinstance(way.value, dict):
+                items = before.get("item", {})
+                if items.keys() == way.value.keys() and [*items] != [*dict.keys(way.value)]:
+                    dict.clear(way.value)
+                    dict.update(way.value, items)
 
     def at_break(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap a break so that in each replay it finds what was assigned before it."""
-        placed = {id(one) for *_, one in self._placed}
-        made = [one for one in self.changed() if not one.target.is_of_call]
-        made = [one for one in made if id(one.value) not in placed]
+        placed = {id(one) for _, one in self._placed}
+        made = [one for one in self.changed() if id(one.value) not in placed]
+        made = [one for one in made if one.target.root[0] == "root"]
         if not made:
             return fn
 
         @functools.wraps(fn, updated=())
         def call(*args: Any, **kwargs: Any) -> Any:
-            for target, *_, value in made:
-                holder = target.holder()
+            for way, value in made:
+                holder, step = way.find_holder((), ()), way.path[-1]
                 # In the capture itself it is there.
-                if found_at(holder, target.step) is not value:
-                    put_at(holder, target.step, tree_map(_copied, value))
+                if found_at(holder, step) is not value:
+                    put_at(holder, step, tree_map(_copied, value))
             return fn(*args, **kwargs)
 
         return call
@@ -284,7 +230,7 @@ def returning_assigned(
     function: Callable[..., Any],
     guards: Guards,
     names: Collection[str],
-    targets: Sequence[Target],
+    targets: Sequence[Way],
     objects: Sequence[Any],
     places: Sequence[str],
 ) -> Callable[..., Any]:
@@ -308,7 +254,7 @@ def returning_assigned(
             result = function(*args, **kwargs)
             if not targets:
                 return result
-            holders = [(one.holder(objects, (args, kwargs)), one.step) for one in targets]
+            holders = [(one.find_holder(objects, (args, kwargs)), one.path[-1]) for one in targets]
             return result, [found_at(*one) for one in holders]
         finally:
             state.unplace()
@@ -331,11 +277,11 @@ def unlike(assigned: Sequence[Assigned], known: Mapping[str, Any] | None) -> Cha
         known: The signatures of what the previous call has assigned, by name. Where they are not
             known, the operators tell of tensors.
     """
-    for target, _, before, value in assigned:
+    for way, value in assigned:
         now = signature_of(value)
-        is_known = not any(now[1]) if known is None else known.get(target.name) == now
+        is_known = not any(now[1]) if known is None else known.get(way.name) == now
         if not is_known:
-            return Change(target.name, True, before, value)
+            return Change(way.name, True, way.value, value)
     missing = (known or {}).keys() - {one.target.name for one in assigned}
     return Change(min(missing), True, None, NOTHING) if missing else None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import types
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -15,7 +16,7 @@ from cgraph._python.steps import NOTHING, found_at
 from cgraph._python.values import form_in_words, is_plain
 from cgraph._text import shown
 
-__all__ = ["Change", "Guards", "Way", "name_of_last", "way_of"]
+__all__ = ["Change", "Guards", "Way"]
 
 
 class Change(NamedTuple):
@@ -74,41 +75,41 @@ class Way(NamedTuple):
 
     Attributes:
         name: The name of the place.
-        root: The step that it begins with.
+        root: The step that it begins with: ``("root", object)``, ``("object", number)`` among the
+            arguments, or ``("arguments",)`` for their containers.
         path: The other steps.
-        holder: What holds the value; None for a root.
-        value: The value now; ``NOTHING`` if there is none.
+        holder: What holds the value; None for a root, or if it is to be found.
+        value: The value; ``NOTHING`` if there is none.
     """
 
     name: str
     root: tuple[Any, ...]
     path: tuple[tuple[Any, ...], ...]
-    holder: Any
-    value: Any
+    holder: Any = None
+    value: Any = None
 
     @property
     def way(self) -> Hashable:
         """An identity of the way."""
-        return way_of(self.root, self.path)
+        kind, *rest = self.root
+        return kind, id(rest[0]) if kind == "root" else tuple(rest), self.path
 
     @property
     def key(self) -> str | None:
         """The name in code that assigns to the place; None for an item or a root."""
-        return name_of_last(self.path, self.name)
+        if not self.path or (self.path[-1][0] == "item" and len(self.path) > 1):
+            return None
+        rest = self.path[-1][1:]
+        return str(getattr(rest[0], "__name__", rest[0])) if rest else self.name
 
-
-def way_of(root: tuple[Any, ...], path: tuple[tuple[Any, ...], ...]) -> Hashable:
-    """Return an identity of the way that begins with a root and has these steps."""
-    kind, *rest = root
-    return kind, id(rest[0]) if kind == "root" else tuple(rest), path
-
-
-def name_of_last(path: tuple[tuple[Any, ...], ...], name: str) -> str | None:
-    """Return the name in code of the last step on a way to a place; None for an item or a root."""
-    if not path or (path[-1][0] == "item" and len(path) > 1):
-        return None
-    rest = path[-1][1:]
-    return str(getattr(rest[0], "__name__", rest[0])) if rest else name
+    def find_holder(self, objects: Sequence[Any], arguments: Any) -> Any:
+        """Return what holds the value, given the objects and the arguments of a call."""
+        kind, *rest = self.root
+        if kind == "arguments":
+            found = arguments
+        else:
+            found = objects[rest[0]] if kind == "object" else rest[0]
+        return functools.reduce(found_at, self.path[:-1], found)
 
 
 _HOLDING = ("object", "dict", "list", "set", "class")
@@ -182,18 +183,12 @@ class Guards:
         unread = ((name, found_at(holder, step)) for holder, step, name in self.unread)
         return [*found, *((name, one) for name, one in unread if isinstance(one, torch.Tensor))]
 
-    def holders(
-        self, objects: Sequence[Any] = ()
-    ) -> Iterator[tuple[tuple[Any, ...], tuple[tuple[Any, ...], ...], str, Any]]:
-        """Yield what has other places in it: the root and the steps of its way, its name, itself.
-
-        Args:
-            objects: The objects among the arguments of a call.
-        """
+    def holders(self, objects: Sequence[Any] = ()) -> Iterator[Way]:
+        """Yield the ways to what has other places in it, given the objects among arguments."""
         for place, way in zip(self._places, self._ways(objects), strict=True):
             is_root = place.parent < 0 and isinstance(way.value, _ROOTS)
             if place.check[0] in _HOLDING or is_root:
-                yield way.root, way.path, place.name, way.value
+                yield way
 
     def copy(self, names: Collection[str]) -> bool:
         """Return whether replays copy all tensors at places of these names."""
