@@ -32,8 +32,6 @@ class Family:
         static: The places of leaves that are read where they lie, as calls found them unmoved.
         moved: The places of leaves that have moved since, and are inputs.
         lay: The addresses of the tensors that calls have written, by place.
-        is_passing: True if its first call is not worth observing, as many previous calls had
-            families of their own.
     """
 
     def __init__(self) -> None:
@@ -41,7 +39,6 @@ class Family:
         self.static: set[int] = set()
         self.moved: set[int] = set()
         self.lay: dict[int, int] = {}
-        self.is_passing = False
 
     def with_statics(self, call: Call) -> Call:
         """Return the call with the written tensors that have not moved as statics."""
@@ -90,7 +87,6 @@ class Keys:
         self.various: dict[str, str] = {}
         self._values: dict[str, set[Hashable]] = {}
         self._new_in_a_row: Counter[str] = Counter()
-        self._new_families = 0
         # Keys by the reason.
         self._eager: dict[str, Key] = {}
         # The plain arguments of the last new family, by all else that its calls have in common.
@@ -127,7 +123,6 @@ class Keys:
         identity = call.key(), _driver.number()
         found = self._families.get(identity)
         if found is not None:
-            self._new_families = 0
             return found, None
         loose, plain = call.without_plain(), call.plain
         before = self._last_arguments.get(loose)
@@ -142,8 +137,6 @@ class Keys:
             elif as_key(before.get(name)) != as_key(value) and self._is_various(name, value):
                 return Family(), name
         found = self._families[identity] = Family()
-        self._new_families += 1
-        found.is_passing = self._new_families > _NEW_IN_A_ROW
         self._forget_old()
         return found, None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from cgraph import _driver, _torch
@@ -20,7 +21,7 @@ from cgraph._graphed.static_memory import PoolUse, StaticMemory
 from cgraph._graphed.train import train
 from cgraph._source import forget_locals
 
-__all__ = ["GraphsBeside", "KeyCaptures"]
+__all__ = ["KeyCaptures"]
 
 
 class KeyCaptures:
@@ -86,19 +87,22 @@ class KeyCaptures:
                 statics = self.memory.statics(plan.driver, call.tensors, not needs_grad)
             if needs_grad:
                 return train(plan, statics)
-            beside = GraphsBeside.of(plan)
+            users = list(plan.use.users)
+            shares = any(one.on_stream(plan.stream) for one in users)
+            blocks = PoolBlocks(plan.driver, plan.pool) if shares else None
             try:
                 if is_sized:
-                    return record_sized(plan, statics, None if beside is None else beside.blocks)
+                    return record_sized(plan, statics, blocks)
                 captured = record(plan, statics)
             except BaseException as error:
                 if isinstance(error, UnlikeError | BrokenError):
                     # The locals of the function hold tensors of a capture that has no graph.
                     forget_locals(error)
-                if beside is not None:
-                    beside.drop_if_left()
+                if blocks is not None:
+                    _drop_if_left(plan, blocks)
                 raise
-            captured.beside = beside
+            if blocks is not None:
+                captured.drop_beside = functools.partial(_drop_if_left, plan, blocks)
             return captured
 
     def on_stream(self, stream: Any) -> list[Key]:
@@ -117,33 +121,13 @@ class KeyCaptures:
         return self.memory.own_stream(driver, use) if lasts else use.stream
 
 
-class GraphsBeside:
-    """The graphs that share memory with a capture, as they were captured on its stream.
+def _drop_if_left(plan: CapturePlan, blocks: PoolBlocks) -> None:
+    """Drop graphs beside a capture without one if somebody has a tensor of it.
 
-    Args:
-        plan: The plan of the capture, which has not begun.
-
-    Attributes:
-        blocks: The blocks of the pool before the capture.
+    It may lie where they have temporary memory or results, and their replays would overwrite it.
+    The lock that functions of one pool share is held.
     """
-
-    def __init__(self, plan: CapturePlan) -> None:
-        self.blocks = PoolBlocks(plan.driver, plan.pool)
-        self._plan = plan
-
-    @classmethod
-    def of(cls, plan: CapturePlan) -> GraphsBeside | None:
-        """Return the graphs beside a capture; None if there are none."""
-        users = list(plan.use.users)
-        return cls(plan) if any(one.on_stream(plan.stream) for one in users) else None
-
-    def drop_if_left(self) -> None:
-        """Drop them if somebody has a tensor of the capture, which has no graph.
-
-        It may lie where they have temporary memory or results, and their replays would overwrite
-        it. The lock that functions of one pool share is held.
-        """
-        if self.blocks.are_left():
-            for one in list(self._plan.use.users):
-                for key in one.on_stream(self._plan.stream):
-                    one._keys.drop(key)
+    if blocks.are_left():
+        for one in list(plan.use.users):
+            for key in one.on_stream(plan.stream):
+                one._keys.drop(key)

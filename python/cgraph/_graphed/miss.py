@@ -140,18 +140,12 @@ class Answers:
         if key.is_eager():
             self.warnings.of_eager(key, key.reason)
             return eager
-        if family.is_passing and key.shown is None:
-            family.is_passing = False
-            key.eager_calls += 1
-            return eager
         if changes:
             self.reads.note_moves(changes, is_in_a_row=not key.has_served)
         if key.recorded is not None and (changes or self._has_moved(key, call)):
             self.require_thawed(key, frozen, changes)
             if self._let_go(key, changes, call):
-                self.warnings.of_eager(key, key.reason)
-                key.eager_calls += 1
-                return eager
+                return self.eagerly(key, eager)
         if key.recorded is not None:
             return self.replayed(key, call, eager)
         copied = () if key.shown is None or key.shown.needs_grad else self.reads.copied
@@ -168,9 +162,7 @@ class Answers:
         """Find the answer to a call whose key has a graph."""
         free = self.keys.free(key)
         if free is None:
-            key.eager_calls += 1
-            key.reason = Reason("four earlier calls wait for their backward passes", user_line())
-            return eager
+            return self.once(key, "four earlier calls wait for their backward passes", eager)
         if free.recorded is None:
             return self._captured(free, call, eager)
         recorded = free.recorded
@@ -178,9 +170,7 @@ class Answers:
         call = call.with_placed(free.shown.guards)
         reason = reason_beside(call, recorded.mutated, recorded.writes, recorded.takes)
         if reason is not None:
-            key.eager_calls += 1
-            key.reason = Reason(reason, user_line())
-            return eager
+            return self.once(key, reason, eager)
         assert free.entry is not None
         return Replay(free.entry, call)
 
@@ -206,6 +196,12 @@ class Answers:
         reason = Reason(text, user_line(), fix or fix_for(text))
         self.warnings.of_eager(Key(str(call)), reason, counts=fix is not None)
         self.keys.count_eager(call, reason)
+        return eager
+
+    def once(self, key: Key, text: str, eager: Callable[[], Any]) -> Answer:
+        """Let one call of a key run eagerly, and say nothing."""
+        key.eager_calls += 1
+        key.reason = Reason(text, user_line())
         return eager
 
     def eagerly(self, key: Key, eager: Callable[[], Any]) -> Answer:
@@ -312,15 +308,11 @@ class Answers:
             return self.eagerly(key, eager)
         around = before.writes, before.takes, written
         if (reason := reason_beside(call, beside, *around)) is not None:
-            key.eager_calls += 1
-            key.reason = Reason(reason, user_line())
-            return eager
+            return self.once(key, reason, eager)
         try:
             captured = self.captures.capture(key, call)
         except PoolBusyError:
-            key.eager_calls += 1
-            key.reason = Reason("another thread captures into the pool", user_line())
-            return eager
+            return self.once(key, "another thread captures into the pool", eager)
         except BrokenError as error:
             return self._broken(key, error.cause, eager)
         except RuntimeError as error:

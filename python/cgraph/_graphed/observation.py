@@ -314,7 +314,7 @@ class Observation:
         for target, value in left:
             if isinstance(target.holder, list | deque):
                 return Difference(f"the function changes {target.name}", None)
-            if made_in(value, observer):
+            if any(map(observer.made, tensors_behind(value))):
                 return Difference(f"the function leaves a new tensor in {target.name}", None)
         if (other := unlike(assigned, before.assigned)) is not None:
             return Difference(f"the function changes {other.name}: it {other.verb}", None)
@@ -342,11 +342,6 @@ class Observation:
             refusal = self.refusals[0]
             return refused_in_words(refusal), refusal.line, refusal.kind
         return None
-
-
-def made_in(value: Any, observer: Observer) -> bool:
-    """Return whether a value is, or has in it, a tensor that an operator of a call made."""
-    return any(map(observer.made, tensors_behind(value)))
 
 
 def taken_by(outside: Container[int]) -> Callable[[torch.Tensor, str], bool]:

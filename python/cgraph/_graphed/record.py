@@ -39,7 +39,6 @@ from cgraph.cudagraph import CUDAGraph
 from cgraph.segments import SegmentedGraph
 
 if TYPE_CHECKING:
-    from cgraph._graphed.key_captures import GraphsBeside
     from cgraph._graphed.train import Trained
 
 __all__ = [
@@ -95,7 +94,7 @@ class Capture:
         shown: The observation of the call; None if the capture ended before.
         difference: A difference from the previous call, which forbids replays.
         refusal: The operator at which the capture ended.
-        beside: The graphs that share memory with it; None where the pool is the capture's own.
+        drop_beside: Drops the graphs that share memory with it, if somebody keeps some of it.
     """
 
     recorded: Recorded | Trained | None
@@ -103,7 +102,7 @@ class Capture:
     shown: Observation | None
     difference: Difference | None
     refusal: Refusal | None
-    beside: GraphsBeside | None = None
+    drop_beside: Callable[[], None] = lambda: None
 
     def discard(self) -> None:
         """Drop the graph, and those beside it if somebody keeps what this one has computed.
@@ -112,8 +111,7 @@ class Capture:
         """
         if isinstance(self.recorded, Recorded):
             self.recorded.reset()
-        if self.beside is not None:
-            self.beside.drop_if_left()
+        self.drop_beside()
 
 
 class BrokenError(Exception):

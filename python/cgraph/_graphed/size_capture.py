@@ -98,8 +98,7 @@ def record_sized(
         session.close()
     recorded = Recorded(graph, statics, result, time.perf_counter() - began, plan.stream)
     fits = before.guards.fit(call.objects)
-    changes = [] if fits else before.guards.changes(call.objects)
-    changed = [one for one in changes if not plan.options.ignores(one.name)]
+    changed = [] if fits else plan.reads.changes(before.guards, call.objects)
     del result
     recorded.give_up_results()
     is_like = before.codes.keys() >= codes.globals.keys()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from types import CodeType, FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -16,18 +16,8 @@ __all__ = ["Launch", "Suspects", "is_launcher", "launch_of"]
 _LAUNCHER = os.path.join("triton", "runtime", "jit.py")
 
 
-class Launch(NamedTuple):
-    """A kernel that is about to be launched.
-
-    Attributes:
-        name: Its name.
-        args: Its positional arguments.
-        kwargs: Its keyword arguments.
-    """
-
-    name: str
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+Launch = tuple[str, tuple[Any, ...], dict[str, Any]]
+"""The name of a kernel that is about to be launched, and its arguments."""
 
 
 def is_launcher(code: CodeType) -> bool:
@@ -41,7 +31,7 @@ def launch_of(frame: FrameType) -> Launch | None:
     if found.get("warmup") or not isinstance(found.get("args"), tuple):
         return None
     name = getattr(found.get("self"), "__name__", "kernel")
-    return Launch(f"the Triton kernel {name}", found["args"], dict(found.get("kwargs") or {}))
+    return f"the Triton kernel {name}", found["args"], dict(found.get("kwargs") or {})
 
 
 class Suspects:

@@ -363,10 +363,10 @@ class Observer(OperatorMode):
         if self.is_over or self._is_paused:
             return
         with self._lock:
-            facts = Facts(None, launch.name, True, False, False, False, False, True)
-            self._note(facts, launch.args, launch.kwargs)
-            self.suspect((launch.args, launch.kwargs))
-            for one in (*tensors_of(launch.args), *tensors_of(launch.kwargs)):
+            name, args, kwargs = launch
+            self._note(Facts(None, name, True, False, False, False, False, True), args, kwargs)
+            self.suspect((args, kwargs))
+            for one in tensors_of((args, kwargs)):
                 memory = _torch.memory_of(one)
                 number = 0 if memory is None else _torch.storage_id(memory)
                 if number in self.trace.outside and not isinstance(one, torch.nn.Parameter):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 
 from cgraph import _driver
 from cgraph._captures.capture_order import largest_first
@@ -17,7 +17,6 @@ from cgraph._graphed.options import OnePad, checked_sizes
 from cgraph._graphed.reasons import reason_against
 from cgraph._graphed.size_capture import can_be_like, for_sizes
 from cgraph._padding.resize import resized
-from cgraph._padding.rows import Fit
 from cgraph.errors import ArgumentError, CaptureError, add_note
 
 __all__ = ["capture_ladder"]
@@ -61,8 +60,17 @@ def capture_ladder(
     with gc_frozen(), ExitStack() as behind:
         for size in largest_first(wanted, f"capture {answers.name}", shows=progress):
             sized = call.replaced(resized(call.tensors, found, size, pads))
-            with _rows_named(call, found):
+            try:
                 shown = _capture(answers, sized, like).shown
+            except Exception as error:
+                pairs = zip(call.names, found.dims, strict=True)
+                names = [name for name, dim in pairs if dim is not None]
+                if len(names) > 1:
+                    which = (
+                        f"cgraph: {', '.join(names)} were cut or padded: if not all of these have"
+                    )
+                    add_note(error, f"{which} rows, name those that do, as dim={{{names[0]!r}: 0}}")
+                raise
             if like is None and shown is not None and can_be_like(shown):
                 like = for_sizes(shown, answers.reads, sized)
                 behind.enter_context(put_back(like))
@@ -78,20 +86,3 @@ def _capture(answers: Answers, call: Call, like: Observation | None) -> Key:
     if key.recorded is None:
         capture_ahead(answers, family, key, call, like=like)
     return key
-
-
-@contextmanager
-def _rows_named(call: Call, found: Fit) -> Iterator[None]:
-    """Name the arguments that got another number of rows in errors of a block, if several did."""
-    try:
-        yield
-    except Exception as error:
-        pairs = zip(call.names, found.dims, strict=True)
-        names = [name for name, dim in pairs if dim is not None]
-        if len(names) > 1:
-            add_note(
-                error,
-                f"cgraph: {', '.join(names)} were cut or padded: if not all of these have rows,"
-                f" name those that do, as dim={{{names[0]!r}: 0}}",
-            )
-        raise

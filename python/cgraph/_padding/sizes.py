@@ -147,9 +147,8 @@ class PaddedSizes:
             return self._answers.never(call, eager, against)
         reason = reason_beside(call, recorded.mutated, recorded.writes, recorded.takes)
         if reason is not None or large.is_open:
-            large.reason = Reason(reason or "an earlier call waits for its backward pass")
-            large.eager_calls += 1
-            return eager
+            text = reason or "an earlier call waits for its backward pass"
+            return self._answers.once(large, text, eager)
         # One repeated row may hide an effect of padding that several rows would show.
         place = found.dims, found.rows == 1
         batched = large.checked.get(place)

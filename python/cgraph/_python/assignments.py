@@ -214,13 +214,16 @@ class Assignments:
         if not made:
             return fn
 
+        def copied(leaf: Any) -> Any:
+            return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf
+
         @functools.wraps(fn, updated=())
         def call(*args: Any, **kwargs: Any) -> Any:
             for way, value in made:
                 holder, step = way.find_holder((), ()), way.path[-1]
                 # In the capture itself it is there.
                 if found_at(holder, step) is not value:
-                    put_at(holder, step, tree_map(_copied, value))
+                    put_at(holder, step, tree_map(copied, value))
             return fn(*args, **kwargs)
 
         return call
@@ -333,10 +336,6 @@ def _can_assign(value: Any, can_return: Callable[[torch.Tensor], bool], there: s
             _can_assign(one, can_return, there) for one in parts
         )
     return False
-
-
-def _copied(leaf: Any) -> Any:
-    return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf
 
 
 def _name(holder: str, step: Step) -> str:
