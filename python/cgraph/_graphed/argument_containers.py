@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import torch
+
 from cgraph import _torch
 from cgraph._python.values import as_key, is_plain
 from cgraph._torch import tree_unflatten
@@ -13,6 +15,7 @@ __all__ = [
     "Container",
     "Pattern",
     "containers_beside",
+    "items_in",
     "pattern_of",
     "put_together",
     "structure_of",
@@ -63,16 +66,22 @@ def put_together(one: Container | None, values: Iterator[Any]) -> Any:
 
 
 def containers_beside(made: Iterable[Any], given: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
-    """Yield the lists and dictionaries in arguments built so, each with the caller's own."""
+    """Yield the containers in arguments built so, each with the caller's own."""
     waiting = [*zip(made, given, strict=True)]
     while waiting:
         one, own = waiting.pop()
-        if type(own) in (list, dict):
-            yield one, own
-        if isinstance(own, list | tuple) and type(one) is type(own):
-            waiting += zip(one, own, strict=True)
-        elif type(own) is dict:
-            waiting += ((one[key], part) for key, part in own.items())
+        if one is own or isinstance(own, torch.Tensor):
+            continue
+        yield one, own
+        parts = dict(items_in(own))
+        waiting += ((part, parts[key]) for key, part in items_in(one))
+
+
+def items_in(one: Any) -> list[tuple[Any, Any]]:
+    """Return the keys and values of a dictionary, list, tuple or dataclass."""
+    if isinstance(one, list | tuple):
+        return [*enumerate(one)]
+    return [*(one if isinstance(one, dict) else vars(one)).items()]
 
 
 def pattern_of(one: Container | None, leaves: Iterator[Pattern]) -> Pattern:

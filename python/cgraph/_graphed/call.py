@@ -286,20 +286,24 @@ class Call:
     def containers_beside(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> list[tuple[Any, Any]]:
-        """Return the lists and dictionaries in arguments made so, each with the caller's own."""
+        """Return the containers in arguments made so, each with the caller's own."""
         if self.gives_placed:
             args = args[1:]
         kwargs_given = [self.kwargs[name] for name in kwargs]
         return [*containers_beside((*args, *kwargs.values()), (*self.args, *kwargs_given))]
 
     def replaced(self, tensors: Sequence[torch.Tensor]) -> Call:
-        """Return the same call with other tensors in place of those that are copied."""
+        """Return the same call with other tensors in place of those that are copied.
+
+        Its containers are its own.
+        """
         others = iter(tensors)
         new = self._with(
             replace(leaf, value=next(others)) if leaf.kind == "tensor" else leaf
             for leaf in self.leaves
         )
         new.placed = [one._replace(value=next(others)) for one in self.placed]
+        new.args, new.kwargs = new.arguments(new.tensors)
         return new
 
     def giving_placed(self) -> Call:

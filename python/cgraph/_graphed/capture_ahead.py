@@ -45,6 +45,7 @@ def capture_ahead(
         CaptureError: The function cannot be captured, or makes state in its first call.
         Exception: The function raised it.
     """
+    call = call.replaced(call.tensors)
     try:
         if like is None:
             _observe(answers, key, call)

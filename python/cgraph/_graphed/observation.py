@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import CodeType
@@ -16,7 +15,13 @@ from cgraph._graphed.options import Options, identifiers_in
 from cgraph._graphed.reasons import refused_in_words
 from cgraph._operators.observer import Observer, Refusal
 from cgraph._operators.trace import Difference, Trace
-from cgraph._python.assignments import Assigned, Assignments, signature_of, unlike
+from cgraph._python.assignments import (
+    Assigned,
+    Assignments,
+    is_alike,
+    signature_of,
+    unlike,
+)
 from cgraph._python.guards import Change, Guards
 from cgraph._python.named_objects import named_by
 from cgraph._python.names import names_in, stored_in
@@ -79,9 +84,20 @@ class Reads:
         """Return whether replays do not assign to a place, as it is not guarded or is ignored."""
         return name in self.options.unguarded or self.options.ignores(name)
 
-    def counted(self, changed: Sequence[Assigned]) -> list[Assigned]:
-        """Return those of some changes that are at guarded places and are not ignored."""
-        return [one for one in changed if not self.is_left(one.target.name)]
+    def counted(
+        self, changed: Sequence[Assigned], reals: Mapping[int, Any] | None = None
+    ) -> list[Assigned]:
+        """Return those of some changes that count.
+
+        Those at places without guards and those to ignore do not, nor those that only put the same
+        objects together anew.
+
+        Args:
+            changed: The changes.
+            reals: The parameters by the ``id`` of their stand-ins.
+        """
+        counted = (one for one in changed if not self.is_left(one.target.name))
+        return [one for one in counted if not is_alike(one.target.value, one.value, reals or {})]
 
     def changes(self, guards: Guards, objects: Sequence[Any]) -> list[Change]:
         """Return the changes of places, except those that replays need not make."""
@@ -312,10 +328,9 @@ class Observation:
             if not change.is_gradient:
                 return Difference(f"the function changes {change.name}: it {change.verb}", None)
         for target, value in left:
-            if isinstance(target.holder, list | deque):
-                return Difference(f"the function changes {target.name}", None)
-            if any(map(observer.made, tensors_behind(value))):
-                return Difference(f"the function leaves a new tensor in {target.name}", None)
+            is_new = any(map(observer.made, tensors_behind(value)))
+            verb = "leaves a new tensor in" if is_new else "changes"
+            return Difference(f"the function {verb} {target.name}", None)
         if (other := unlike(assigned, before.assigned)) is not None:
             return Difference(f"the function changes {other.name}: it {other.verb}", None)
         return self.trace.difference(before.trace)

@@ -18,7 +18,7 @@ from cgraph._graphed.observation import Observation, Reads
 from cgraph._graphed.reasons import Containers, reason_against_devices, reason_against_result
 from cgraph._graphed.record import observer_of
 from cgraph._operators.observer import ObservedBreaks
-from cgraph._python.assignments import Assignments, dictionaries
+from cgraph._python.assignments import Assignments, assignable_in
 from cgraph._python.guards import Guards
 from cgraph._python.names import names_in
 from cgraph._torch import tree_iter
@@ -51,7 +51,7 @@ def observe(
         state = Assignments(Guards(begin, compares=False), names, *given)
     breaks = ObservedBreaks(observer, aside=nullcontext if state is None else state.aside)
     containers = Containers((args, kwargs))
-    assignable = {id(one) for *_, one in dictionaries((args, kwargs), call.places)}
+    assignable = {id(one) for *_, one in assignable_in((args, kwargs), call.places)}
     with observer.watching(), observer.noting(), breakable(breaks):
         result = reads.function(*args, **kwargs)
     if observer.is_backward and torch.is_grad_enabled():

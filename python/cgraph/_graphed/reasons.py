@@ -174,33 +174,35 @@ class Containers:
     """
 
     def __init__(self, arguments: Any) -> None:
-        self._items: dict[int, tuple[Any, list[Any]]] = {}
+        self._items: dict[int, tuple[Any, list[tuple[Any, Any]]]] = {}
         self._memory: dict[int, tuple[torch.Tensor, tuple[Any, ...]]] = {}
         waiting: list[Any] = [arguments]
         while waiting:
             one = waiting.pop()
             if isinstance(one, torch.Tensor):
                 self._memory[id(one)] = one, _torch.place_of(one)
-            elif isinstance(one, _CONTAINERS) and id(one) not in self._items:
+            elif id(one) not in self._items and (
+                isinstance(one, _CONTAINERS) or _torch.is_record(one)
+            ):
                 self._items[id(one)] = one, _items(one)
-                waiting += _items(one)
+                waiting += [value for _, value in _items(one)]
 
     def changed(self, assigned: Collection[int]) -> str | None:
         """Return the container or tensor property that has changed, as text; None if none has.
 
         Args:
-            assigned: The ``id`` of each dictionary to whose items replays assign.
+            assigned: The ``id`` of each container to whose parts replays assign.
         """
         for tensor, place in self._memory.values():
             if _torch.place_of(tensor) != place:
                 return "the shape or the memory of a tensor"
         for one, items in self._items.values():
-            now = _items(one)
-            if id(one) in assigned:
-                # Items may be new, and values others.
-                now, items = [*dict.keys(one)], items[: len(items) // 2]
-                now = now[: len(items)]
-            if len(now) != len(items) or any(a is not b for a, b in zip(now, items, strict=True)):
+            now, may_change = _items(one), id(one) in assigned
+            is_same = len(now) == len(items) or (may_change and len(now) > len(items))
+            # Where replays assign, items may be new, and values others.
+            for (key, value), (old, before) in zip(now, items, strict=False):
+                is_same &= key is old and (may_change or value is before)
+            if not is_same:
                 return f"a {type(one).__name__}"
         return None
 
@@ -208,5 +210,7 @@ class Containers:
 _CONTAINERS = (dict, list, tuple, set, collections.deque)
 
 
-def _items(one: Any) -> list[Any]:
-    return [*dict.keys(one), *dict.values(one)] if isinstance(one, dict) else [*one]
+def _items(one: Any) -> list[tuple[Any, Any]]:
+    if isinstance(one, list | tuple | set | collections.deque):
+        return [(None, value) for value in one]
+    return [*(one if isinstance(one, dict) else vars(one)).items()]

@@ -31,7 +31,7 @@ from cgraph._operators.launches import Suspects
 from cgraph._operators.observer import ObservedBreaks, Observer, Refusal
 from cgraph._operators.snapshots import RandomSnapshot, bytes_of
 from cgraph._operators.trace import Difference, Trace
-from cgraph._python.assignments import Assigning, Assignments, dictionaries
+from cgraph._python.assignments import Assigning, Assignments, assignable_in
 from cgraph._python.names import names_in
 from cgraph._torch import tree_iter, tree_map
 from cgraph.breaks import breakable, on_one_thread
@@ -208,7 +208,7 @@ def record(plan: CapturePlan, statics: list[torch.Tensor]) -> Capture:
                 state.unplace()
                 returned = handed_over(returned, containers, statics, call.tensors)
                 return Capture(None, returned, None, None, stopped[0])
-            of_call = dictionaries((args, kwargs), call.places)
+            of_call = assignable_in((args, kwargs), call.places)
             returns = next((path for path, _, one in of_call if one is returned), None)
             # Containers in the result may be among what is put back.
             returned = tree_map(lambda leaf: leaf, returned)
@@ -231,8 +231,6 @@ def record(plan: CapturePlan, statics: list[torch.Tensor]) -> Capture:
         session.close()
     recorded = Recorded(graph, statics, result, time.perf_counter() - began, plan.stream)
     recorded.gradients = gradients
-    targets = [one.target._replace(holder=None, value=None) for one in assigned]
-    recorded.assign = Assigning(targets, returns)
     recorded.mutated = [place for place, one in enumerate(statics) if observer.has_written(one)]
     recorded.writes = observer.writes_outside()
     recorded.takes = observer.taken_outside()
@@ -260,6 +258,11 @@ def record(plan: CapturePlan, statics: list[torch.Tensor]) -> Capture:
         ignored = plan.before.guards.memories_at(plan.options.ignores)
         but = [*result.storages, *_storages_in(None, gradients), *ignored]
         difference = None if plan.options.ignores("") else _left_behind(observer, but)
+    # Where the call's other assignments stay, ways may lead elsewhere now.
+    ways = [one.target for one in assigned]
+    if difference is None:
+        ways = [one._replace(holder=None, value=None) for one in ways]
+    recorded.assign = Assigning(ways, returns)
     return Capture(recorded, None, shown, difference, None)
 
 

@@ -43,7 +43,9 @@ def can_be_like(shown: Observation) -> bool:
 def for_sizes(shown: Observation, reads: Reads, call: Call) -> Observation:
     """Return the observation with guards on all named tensors: other sizes may take others."""
     guards = Guards(reads.walk(call, shown.codes, {}).settle(lambda *_: True))
-    return replace(shown, guards=guards, restore=_state(guards, shown, call))
+    # One for all sizes, unless it has to tell what a call assigns.
+    restore = None if shown.assigned is None else _state(guards, shown, call)
+    return replace(shown, guards=guards, restore=restore)
 
 
 def record_sized(
@@ -72,7 +74,7 @@ def record_sized(
         is_inside = memory is not None and _torch.storage_id(memory) not in given
         return is_inside and before.guards.name_beside(tensor) is None
 
-    restore = before.restore or _state(before.guards, before, call)
+    restore = before.restore or _state(before.guards, before, call, (args, kwargs))
     codes, versions = Codes(), [version_of(one) for one in statics]
     codes.reads = _differs if driver.device_type == "cpu" else None
     spelled = SpelledOut()
@@ -82,6 +84,8 @@ def record_sized(
             try:
                 with codes.noted(), breakable(_NoBreaks()), on_one_thread():
                     returned = plan.function(*args, **kwargs)
+                if before.assigned is None and restore.changed():
+                    raise UnlikeError
             except UnlikeError:
                 # Values that the function has cached so far must have contents.
                 session.stop()
@@ -122,8 +126,10 @@ def record_sized(
     return Capture(recorded, None, before, None, None)
 
 
-def _state(guards: Guards, shown: Observation, call: Call) -> Assignments:
-    return Assignments(guards, names_in(shown.codes), call.objects)
+def _state(
+    guards: Guards, shown: Observation, call: Call, arguments: Any = ((), {})
+) -> Assignments:
+    return Assignments(guards, names_in(shown.codes), call.objects, arguments, call.places)
 
 
 class _NoBreaks:

@@ -194,8 +194,9 @@ def train(plan: CapturePlan, statics: list[torch.Tensor]) -> Capture:
     changes = plan.reads.changes(plan.before.guards, call.objects)
     # Stand-ins are other objects than the parameters.
     changes = [one for one in changes if not (isinstance(one.now, str) and one.now == one.before)]
-    left = plan.reads.counted(state.changed())
+    left = [one for one in state.changed() if not plan.reads.is_left(one.target.name)]
     state.undo(left)
+    left = plan.reads.counted(left, parameters)
     shown = Observation.of(
         observer,
         plan.reads,

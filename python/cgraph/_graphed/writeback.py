@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from cgraph import _torch
+from cgraph._graphed.argument_containers import items_in
 from cgraph._graphed.call import Call
 from cgraph._graphed.recorded import Recorded
 from cgraph._graphed.results import View
@@ -76,7 +77,7 @@ def handed_over(
 
     Args:
         result: The result of the function.
-        containers: The copies of lists and dictionaries, each with the caller's own.
+        containers: The copies of containers, each with the caller's own.
         statics: The copies of tensors, whose contents the caller's get where they differ.
         tensors: The caller's tensors.
     """
@@ -94,25 +95,28 @@ def change_given(
     statics: Sequence[torch.Tensor],
     tensors: Sequence[torch.Tensor],
 ) -> str | None:
-    """Change the caller's lists and dictionaries as their copies were; return the type of one.
+    """Change the caller's containers as their copies were; return the type of one.
 
     Return None if none has changed. See :func:`handed_over` for the arguments.
     """
     owns, given = {id(made): own for made, own in containers}, _given_for(statics, tensors)
     changed = None
     for made, own in containers:
-        now = [(key, owns[id(one)] if id(one) in owns else given(one)) for key, one in _items(made)]
-        before = _items(own)
+        if isinstance(own, tuple):
+            continue
+        items = items_in(made)
+        now = [(key, owns[id(one)] if id(one) in owns else given(one)) for key, one in items]
+        before = items_in(own)
         pairs = zip(now, before, strict=False)
         if len(now) != len(before) or any(a[0] != b[0] or a[1] is not b[1] for a, b in pairs):
             changed = type(own).__name__
-            own.clear()
-            own.update(now) if isinstance(own, dict) else own.extend(value for _, value in now)
+            if isinstance(own, list):
+                own[:] = [value for _, value in now]
+            else:
+                of_own = own if isinstance(own, dict) else vars(own)
+                of_own.clear()
+                of_own.update(now)
     return changed
-
-
-def _items(one: Any) -> list[tuple[Any, Any]]:
-    return [*(one.items() if isinstance(one, dict) else enumerate(one))]
 
 
 def _given_for(

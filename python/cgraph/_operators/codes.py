@@ -17,7 +17,7 @@ import torch
 
 from cgraph import _torch
 from cgraph._operators.launches import Launch, is_launcher, launch_of
-from cgraph._operators.monitoring import monitored
+from cgraph._operators.monitoring import monitored, report_again
 from cgraph._operators.operator_mode import run_operator
 from cgraph._python.names import names_in
 from cgraph._source import is_omitted, user_frame, user_line
@@ -43,6 +43,7 @@ class Codes:
     Attributes:
         globals: The globals of each code object.
         is_paused: True while nothing is noted.
+        is_off: True while nothing is even reported.
         is_blind: True if nothing could be noted, as a C profiler is active.
         has_compiled: True if code ran that torch has compiled.
         seeds: The line that seeds a generator or sets its state; None if there is none.
@@ -56,6 +57,7 @@ class Codes:
         # By ``id``: hashing a code object takes longer than a call.
         self._seen: dict[int, CodeType] = {}
         self.is_paused = False
+        self.is_off = False
         self.is_blind = False
         self.has_compiled = False
         self.seeds: str | None = None
@@ -76,7 +78,7 @@ class Codes:
 
     def _begins(self, code: CodeType) -> bool:
         """Note code that begins; return whether once is enough."""
-        if code.co_filename.startswith(_OWN):
+        if self.is_off or code.co_filename.startswith(_OWN):
             return True
         if self.is_paused:
             return False
@@ -135,6 +137,21 @@ class Codes:
             yield
         finally:
             self.is_paused = before
+
+    @contextmanager
+    def off(self) -> Iterator[None]:
+        """Get no reports in a ``with`` block, which runs much code that does not count."""
+        profile, self.is_off = sys.getprofile(), True
+        if profile == self.note:
+            sys.setprofile(None)
+        try:
+            with self.aside():
+                yield
+        finally:
+            self.is_off = False
+            if profile == self.note:
+                sys.setprofile(profile)
+            report_again()
 
     @contextmanager
     def noted(self) -> Iterator[None]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from cgraph._python.names import names_in
 
-__all__ = ["monitored"]
+__all__ = ["monitored", "report_again"]
 
 _NAME = "cgraph"
 # Debuggers, coverage tools, profilers and optimisers have their own numbers.
@@ -104,6 +104,13 @@ def monitored(
                 for event, _ in _callbacks(monitoring.events):
                     monitoring.register_callback(_tool[0], event, None)
                 monitoring.free_tool_id(_tool.pop())
+
+
+def report_again() -> None:
+    """Let code be reported again that was reported before."""
+    monitoring: Any = getattr(sys, "monitoring", None)
+    if _tool:
+        monitoring.restart_events()
 
 
 def _callbacks(events: Any) -> list[tuple[int, Callable[..., Any]]]:

@@ -201,12 +201,18 @@ class Observer(OperatorMode):
         """Note operators and code in a ``with`` block, in which the function runs."""
         self._is_paused = False
         try:
-            with self.codes.noted():
+            with self.codes.noted(), _torch.around_compilations(self._compiling):
                 yield
         finally:
             self._is_paused = True
             # A backward pass of code that torch has compiled has no operators.
             self.is_backward |= torch.autograd.backward.__code__ in self.codes.globals
+
+    @contextmanager
+    def _compiling(self) -> Iterator[None]:
+        """Note nothing of a compilation, which runs code and operators of its own."""
+        with self.aside(), self.codes.off():
+            yield
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from cgraph import _torch
 from cgraph._python.guards import Change, Guards, Way
 from cgraph._python.steps import NOTHING, found_at, items_of, name_of_item, put_at, slots_of
 from cgraph._python.values import as_key, attributes_of, is_plain, is_same
@@ -22,7 +23,8 @@ __all__ = [
     "Assigned",
     "Assigning",
     "Assignments",
-    "dictionaries",
+    "assignable_in",
+    "is_alike",
     "returning_assigned",
     "signature_of",
     "unlike",
@@ -107,13 +109,14 @@ class Assignments:
     ) -> None:
         self._names = frozenset(names)
         self._is_left = is_left
+        self._addresses = guards.addresses
         # Tensors that lie at places in place of others, with these: holder, step, both.
         self._placed: list[tuple[Way, torch.Tensor]] = []
         # What holds values, and these as they were.
         self._holders: list[tuple[Way, _Parts]] = []
         # The items of containers that are not assigned to.
         self._whole: list[tuple[Any, list[Any]]] = []
-        of_arguments = dictionaries(arguments, places)
+        of_arguments = assignable_in(arguments, places)
         ways = (Way(name, ("arguments",), path, None, one) for path, name, one in of_arguments)
         for way in (*guards.holders(objects), *ways):
             if isinstance(way.value, list | deque | set):
@@ -140,7 +143,7 @@ class Assignments:
             yield
         finally:
             for (way, before), parts in zip(self._holders, at_begin, strict=True):
-                for kind, key, _, now in _differences(parts, _parts(way.value)):
+                for kind, key, _, _, now in _differences(parts, _parts(way.value)):
                     of_kind = before.setdefault(kind, {})
                     of_kind.pop(key, None)
                     if now is not NOTHING:
@@ -151,14 +154,14 @@ class Assignments:
         found = []
         for (name, root, path, _, value), parts in self._holders:
             is_of_code = isinstance(value, dict) and "__builtins__" in value
-            for kind, key, before, now in _differences(parts, _parts(value)):
+            for kind, key, place, before, now in _differences(parts, _parts(value)):
                 # Attributes and globals that no code names are not guarded.
                 if (kind in ("attr", "class") or is_of_code) and key not in self._names:
                     continue
                 if not (is_plain(now) and is_same(before, now)):
                     step = (kind,) if kind == "cell" else (kind, key)
-                    way = Way(_name(name, step), root, (*path, step), value, before)
-                    found.append(Assigned(way, now))
+                    its_name = _name(name, step, place, self._addresses)
+                    found.append(Assigned(Way(its_name, root, (*path, step), value, before), now))
         return found
 
     def taken_out(
@@ -210,7 +213,6 @@ class Assignments:
         """Wrap a break so that in each replay it finds what was assigned before it."""
         placed = {id(one) for _, one in self._placed}
         made = [one for one in self.changed() if id(one.value) not in placed]
-        made = [one for one in made if one.target.root[0] == "root"]
         if not made:
             return fn
 
@@ -220,7 +222,9 @@ class Assignments:
         @functools.wraps(fn, updated=())
         def call(*args: Any, **kwargs: Any) -> Any:
             for way, value in made:
-                holder, step = way.find_holder((), ()), way.path[-1]
+                # What belongs to a call is what the break got in the capture.
+                is_of_call, step = way.root[0] != "root", way.path[-1]
+                holder = way.holder if is_of_call else way.find_holder(anew=True)
                 # In the capture itself it is there.
                 if found_at(holder, step) is not value:
                     put_at(holder, step, tree_map(copied, value))
@@ -272,6 +276,17 @@ def signature_of(value: Any) -> tuple[Any, tuple[Hashable, ...]]:
     return spec, tuple(None if isinstance(one, torch.Tensor) else as_key(one) for one in leaves)
 
 
+def is_alike(before: Any, value: Any, reals: Mapping[int, Any]) -> bool:
+    """Return whether two values are put together alike, of the same objects."""
+    leaves, spec = tree_flatten(value)
+    others, its_spec = tree_flatten(before)
+    pairs = zip(leaves, others, strict=False)
+    return spec == its_spec and all(
+        reals.get(id(one), one) is other or (is_plain(one) and is_same(one, other))
+        for one, other in pairs
+    )
+
+
 def unlike(assigned: Sequence[Assigned], known: Mapping[str, Any] | None) -> Change | None:
     """Find a value that the previous call has not assigned so; None if there is none.
 
@@ -310,17 +325,17 @@ def _parts(value: Any) -> _Parts:
     return parts
 
 
-def _differences(before: _Parts, now: _Parts) -> Iterator[tuple[str, Any, Any, Any]]:
-    """Yield the kind and the key of each value that is another object, with both objects."""
+def _differences(before: _Parts, now: _Parts) -> Iterator[tuple[str, Any, int, Any, Any]]:
+    """Yield the kind, key and place of each value that is another object, with both objects."""
     for kind in {**before, **now} if before or now else ():
         old, parts = before.get(kind, {}), now.get(kind, {})
         is_like = len(old) == len(parts) and all(map(operator.is_, old, parts))
         if is_like and all(map(operator.is_, old.values(), parts.values())):
             continue
-        for key in (*parts, *(key for key in old if key not in parts)):
+        for place, key in enumerate((*parts, *(key for key in old if key not in parts))):
             was, one = old.get(key, NOTHING), parts.get(key, NOTHING)
             if was is not one:
-                yield kind, key, was, one
+                yield kind, key, place, was, one
 
 
 def _can_assign(value: Any, can_return: Callable[[torch.Tensor], bool], there: set[int]) -> bool:
@@ -338,22 +353,10 @@ def _can_assign(value: Any, can_return: Callable[[torch.Tensor], bool], there: s
     return False
 
 
-def _name(holder: str, step: Step) -> str:
-    """Return the name of a place in what has this one, as walks give it."""
-    kind, *rest = step
-    if kind == "cell":
-        return holder
-    if kind == "item" and holder == "globals":
-        return str(rest[0])
-    if kind == "item":
-        return name_of_item(holder, rest[0])
-    return f"{holder}.{getattr(rest[0], '__name__', rest[0])}"
-
-
-def dictionaries(
+def assignable_in(
     arguments: Arguments, places: Sequence[str]
 ) -> Iterator[tuple[tuple[Step, ...], str, Any]]:
-    """Yield the dictionaries among arguments, each with the way to it and its name."""
+    """Yield the dictionaries and dataclasses of tensors among arguments, with ways and names."""
     args, kwargs = arguments
     waiting: list[tuple[tuple[Step, ...], str, Any]] = [
         ((("item", 0), ("item", place)), name, one)
@@ -362,9 +365,24 @@ def dictionaries(
     waiting += [((("item", 1), ("item", name)), name, one) for name, one in kwargs.items()]
     while waiting:
         path, name, value = waiting.pop()
-        if type(value) is dict:
+        is_record = _torch.is_record(value)
+        if type(value) is dict or is_record:
             yield path, name, value
-            waiting += [((*path, ("item", k)), name_of_item(name, k), v) for k, v in value.items()]
-        elif type(value) in (tuple, list):
-            items = enumerate(value)
-            waiting += [((*path, ("item", k)), name_of_item(name, k), v) for k, v in items]
+        if is_record:
+            waiting += [((*path, ("attr", k)), f"{name}.{k}", v) for k, v in vars(value).items()]
+        elif isinstance(value, list | tuple) or type(value) is dict:
+            items = value.items() if isinstance(value, dict) else enumerate(value)
+            for place, (key, one) in enumerate(items):
+                waiting.append(((*path, ("item", key)), name_of_item(name, key, place, {}), one))
+
+
+def _name(holder: str, step: Step, place: int, addresses: Mapping[int, str]) -> str:
+    """Return the name of a place in what has this one, as walks give it."""
+    kind, *rest = step
+    if kind == "cell":
+        return holder
+    if kind == "item" and holder == "globals":
+        return str(rest[0])
+    if kind == "item":
+        return name_of_item(holder, rest[0], place, addresses)
+    return f"{holder}.{getattr(rest[0], '__name__', rest[0])}"

@@ -102,9 +102,13 @@ class Way(NamedTuple):
         rest = self.path[-1][1:]
         return str(getattr(rest[0], "__name__", rest[0])) if rest else self.name
 
-    def find_holder(self, objects: Sequence[Any], arguments: Any) -> Any:
+    def find_holder(
+        self, objects: Sequence[Any] = (), arguments: Any = (), *, anew: bool = False
+    ) -> Any:
         """Return what holds the value, given the objects and the arguments of a call."""
         kind, *rest = self.root
+        if self.holder is not None and kind != "arguments" and not anew:
+            return self.holder
         if kind == "arguments":
             found = arguments
         else:

@@ -334,18 +334,8 @@ class Places:
     def _items(self, number: int, value: dict[Any, Any], name: str) -> None:
         # Another thread may change the dictionary, so the walk uses a copy.
         for place, (key, one) in enumerate([*dict.items(value)]):
-            its_name = name_of_item(name, key)
-            if not is_plain(key):
-                its_name = f"{name}[{self._key(key, place)}]"
+            its_name = name_of_item(name, key, place, self.addresses)
             self._look(number, ("item", key), its_name, one)
-
-    def _key(self, key: Any, place: int) -> str:
-        """Return a dictionary's key as text that stays the same, whatever the key holds."""
-        if isinstance(key, torch.Tensor) and (memory := _torch.memory_of(key)) is not None:
-            known = self.addresses.get(memory.data_ptr())
-            if known is not None:
-                return known
-        return f"{type(key).__name__} {place}"
 
     def _attributes(self, number: int, value: Any, name: str) -> None:
         attributes = attributes_of(value)

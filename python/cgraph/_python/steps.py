@@ -6,9 +6,11 @@ import threading
 import types
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
+
+import torch
 
 from cgraph import _torch
 from cgraph._python.libraries import is_library_class
@@ -57,13 +59,23 @@ def found_at(holder: Any, step: tuple[Any, ...]) -> Any:
     return NOTHING
 
 
-def name_of_item(holder: str, key: Any) -> str:
-    """Return the name of an item of a dictionary, which is an attribute of a module in its own."""
+def name_of_item(holder: str, key: Any, place: int, addresses: Mapping[int, str]) -> str:
+    """Return the name of an item of a dictionary, which is an attribute of a module in its own.
+
+    Args:
+        holder: The name of the dictionary.
+        key: The key, whose text may not stay the same, or would be read from the device.
+        place: The place of the item among the others.
+        addresses: The names of tensors, by the addresses of their storages.
+    """
     owner, _, last = holder.rpartition(".")
     if last in OF_MODULE:
         return f"{owner}.{key}"
-    # The text of a tensor would be read from the device.
-    return f"{holder}[{f'{key!r:.40}' if is_plain(key) else type(key).__name__}]"
+    if is_plain(key):
+        return f"{holder}[{key!r:.40}]"
+    memory = _torch.memory_of(key) if isinstance(key, torch.Tensor) else None
+    known = None if memory is None else addresses.get(memory.data_ptr())
+    return f"{holder}[{known or f'{type(key).__name__} {place}'}]"
 
 
 def put_at(holder: Any, step: tuple[Any, ...], value: Any) -> None:

@@ -11,7 +11,8 @@ import functools
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,7 +22,7 @@ from cgraph._torch.private_names import TorchDispatchMode, of_modes, of_operator
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["Bystander", "Uncompiled", "is_compiled_code"]
+__all__ = ["Bystander", "Uncompiled", "around_compilations", "is_compiled_code"]
 
 
 class Bystander(TorchDispatchMode):
@@ -83,6 +84,36 @@ def is_compiled_code(file: str) -> bool:
     folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
     is_there = folder is not None and file.startswith(os.path.join(folder, ""))
     return is_there or f"{os.sep}torchinductor_" in file
+
+
+@contextmanager
+def around_compilations(block: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+    """Enter a block around each compilation of Dynamo's on this thread in a ``with`` block."""
+    module: Any = sys.modules.get("torch._dynamo.callback")
+    if module is None:
+        yield
+        return
+    handler, thread, entered = module.callback_handler, threading.get_ident(), ExitStack()
+
+    def begin(given: Any) -> None:
+        # torch's own graphs are recorded by a call of the function.
+        is_recording = "RECORDING" in str(getattr(given, "callback_trigger", ""))
+        if threading.get_ident() == thread and not is_recording:
+            entered.enter_context(block())
+
+    def end(_: Any) -> None:
+        if threading.get_ident() == thread:
+            entered.close()
+
+    handler.register_start_callback(begin)
+    handler.register_end_callback(end)
+    try:
+        yield
+    finally:
+        entered.close()
+        with suppress(ValueError):  # somebody has cleared them
+            handler.remove_start_callback(begin)
+            handler.remove_end_callback(end)
 
 
 class Uncompiled:

@@ -64,6 +64,18 @@ def test_a_library_function_that_is_exchanged_counts(
     follows(lab, function, lambda: monkeypatch.setattr(F, "relu", torch.sigmoid))
 
 
+def test_what_a_function_in_place_of_a_librarys_reads_counts(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    holder, relu = _Holder(by=2.0), F.relu
+    monkeypatch.setattr(F, "relu", lambda x: relu(x) * holder.by)
+
+    def function(x: Tensor) -> Tensor:
+        return F.relu(x - 0.5)
+
+    follows(lab, function, lambda: setattr(holder, "by", 3.0))
+
+
 def test_a_method_that_a_library_class_gets_counts(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:

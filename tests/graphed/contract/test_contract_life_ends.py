@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import cgraph
 from broken import scaled
@@ -125,3 +125,18 @@ def test_python_runs_in_replays_that_are_checked(lab: Lab, options: dict[str, An
         x = fresh(lab, 3)
         equal(graphed(x), x * 2)
     assert runs_of(counter) >= before + 3
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_compilation_inside_the_first_call_is_no_part_of_it(lab: Lab, grad: bool) -> None:
+    """Call 1 is observed: the compiler's own code and random states do not count."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh()).to(lab.device)
+    torch.compiler.reset()
+    graphed = cgraph.graphed(torch.compile(model, backend="aot_eager"))
+    with torch.set_grad_enabled(grad):
+        for _ in range(4):
+            x = fresh(lab, 2, 4)
+            equal(graphed(x), model(x))
+    (key,) = graphed.report().keys
+    assert key.state == "captured" and key.eager_calls == 1, key.reason
+    torch.compiler.reset()
