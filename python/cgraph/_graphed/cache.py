@@ -72,10 +72,6 @@ class Family:
 class Keys:
     """All keys of one function.
 
-    Args:
-        options: The function's options.
-        dispatcher: The dispatcher that finds native entries.
-
     Attributes:
         various: The names of places and arguments with too many values, with the reason.
     """
@@ -142,10 +138,6 @@ class Keys:
 
     def find(self, family: Family, call: Call) -> tuple[Key | None, list[Change], str | None]:
         """Find the key of a call; None if it needs a new one.
-
-        Args:
-            family: The call's family.
-            call: The call.
 
         Returns:
             The key and the changes of what its graph reads; or None, the differences between the

@@ -152,11 +152,6 @@ class ArgumentLeaf:
 class Call:
     """The arguments of one call.
 
-    Args:
-        arguments: The arguments of the function.
-        args: The positional arguments.
-        kwargs: The keyword arguments.
-
     Attributes:
         args: The positional arguments.
         kwargs: The keyword arguments.

@@ -31,13 +31,7 @@ _LONGEST_PAUSE = 256
 
 
 class Reason:
-    """The reason why calls run eagerly.
-
-    Args:
-        text: The reason as text.
-        where: The line that causes it.
-        fix: The remedy, if one is known.
-    """
+    """The reason why calls run eagerly."""
 
     def __init__(self, text: str, where: str | None = None, fix: str | None = None) -> None:
         self.text = text
@@ -195,13 +189,7 @@ class Key:
         self._replays_at_capture = self.replays
 
     def let_go(self, why: str, name: str | None, where: str | None) -> bool:
-        """Note that the graph goes, as something changed; return whether calls run eagerly now.
-
-        Args:
-            why: The change, as a verb phrase.
-            name: The name of the changed place or argument.
-            where: The line of the call.
-        """
+        """Note that the graph goes, as something changed; return whether calls run eagerly now."""
         few = self.replays - self._replays_at_capture < _FEW_REPLAYS
         self._fruitless = self._fruitless + 1 if few else 0
         self._again[why, name, short_place(where)] += 1

@@ -27,12 +27,6 @@ __all__ = ["KeyCaptures"]
 class KeyCaptures:
     """Captures of the keys of one function.
 
-    Args:
-        reads: The function, and what it reads of Python.
-        name: Its name.
-        options: Its options.
-        keys: Its keys.
-
     Attributes:
         memory: Its pools and static memory.
     """

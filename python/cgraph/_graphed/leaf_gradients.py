@@ -20,9 +20,6 @@ class LeafGradients:
     function removes it first, the leaf gets one in the graph's memory, which later replays
     overwrite.
 
-    Args:
-        leaves: The leaves, before the capture.
-
     Attributes:
         at_begin: Their gradients before the capture, by the ``id`` of the leaf.
         given: The leaves that get another gradient in replays, and that one.

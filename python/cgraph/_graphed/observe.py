@@ -32,12 +32,6 @@ def observe(
 ) -> tuple[Any, Observation]:
     """Call a function, and note what it does.
 
-    Args:
-        reads: The function, and what it reads of Python.
-        call: The call.
-        args: Its positional arguments.
-        kwargs: Its keyword arguments.
-
     Returns:
         The result, without a history that is spent, and the observation.
     """

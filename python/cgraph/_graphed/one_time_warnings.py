@@ -14,12 +14,7 @@ __all__ = ["OneTimeWarnings"]
 
 
 class OneTimeWarnings:
-    """The warnings of one function, each given once.
-
-    Args:
-        name: The name of the function.
-        options: Its options.
-    """
+    """The warnings of one function, each given once."""
 
     def __init__(self, name: str, options: Options) -> None:
         self._name = name

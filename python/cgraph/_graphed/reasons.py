@@ -167,11 +167,7 @@ def reason_against_result(
 
 
 class Containers:
-    """The contents of the arguments before a call: items of containers, memory of tensors.
-
-    Args:
-        arguments: Positional and keyword arguments.
-    """
+    """The contents of the arguments before a call: items of containers, memory of tensors."""
 
     def __init__(self, arguments: Any) -> None:
         self._items: dict[int, tuple[Any, list[tuple[Any, Any]]]] = {}

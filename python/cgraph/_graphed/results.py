@@ -90,9 +90,6 @@ class Result:
         """Return the result with leaves that do not own their blocks.
 
         The leaves, and what callers get of them, keep the pool alive instead.
-
-        Args:
-            pool: The pool of the graph.
         """
         driver = _driver.current()
         own = [one for one in places_in(driver, pool, self.leaves) if self.kinds[one] == "own"]
@@ -114,12 +111,7 @@ class Result:
         return None
 
     def returned(self, tensors: Sequence[torch.Tensor], *, is_fresh: bool) -> Any:
-        """Build the return value of a call whose work has been enqueued.
-
-        Args:
-            tensors: The tensors of the call that were copied.
-            is_fresh: True if results get memory of their own.
-        """
+        """Build the return value of a call whose work has been enqueued."""
         copies: dict[int, torch.Tensor] = {}
         leaves = []
         for number, (leaf, kind) in enumerate(zip(self.leaves, self.kinds, strict=True)):

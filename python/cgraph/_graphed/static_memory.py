@@ -157,9 +157,6 @@ class StaticMemory:
 def lock_of(pool: Pool | None) -> _core.FunctionLock:
     """Return the lock of a function's replays: one for all that share a pool, and so its memory.
 
-    Args:
-        pool: The pool, if one is given.
-
     Raises:
         ArgumentError: It is none.
     """

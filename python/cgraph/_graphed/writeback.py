@@ -18,11 +18,7 @@ __all__ = ["Fed", "change_given", "handed_over", "leave", "reason_beside"]
 
 
 class Fed:
-    """A replay with the tensors of a call that also writes the caller's tensors and gradients.
-
-    Args:
-        recorded: The capture.
-    """
+    """A replay with the tensors of a call that also writes the caller's tensors and gradients."""
 
     def __init__(self, recorded: Recorded) -> None:
         self._recorded = recorded
@@ -52,13 +48,7 @@ class Fed:
 def leave(
     recorded: Recorded, tensors: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]
 ) -> None:
-    """Copy to the caller's tensors what the function has written to their copies.
-
-    Args:
-        recorded: The capture; a replay of it was enqueued.
-        tensors: The caller's tensors.
-        sources: The tensors that hold their new contents.
-    """
+    """Copy to the caller's tensors what the function has written to their copies."""
     # Without gradients, as the caller's tensors may be leaves.
     with torch.no_grad():
         for place in recorded.mutated:

@@ -27,12 +27,6 @@ def capture_ladder(
 ) -> None:
     """Capture a call's key, or one for each size, the largest first: the others fit its memory.
 
-    Args:
-        answers: The answers of the function.
-        call: A call of any number of rows.
-        sizes: The sizes, if not those of the options.
-        progress: Show a progress bar.
-
     Raises:
         ArgumentError: The call has no rows to make those of the sizes from.
     """

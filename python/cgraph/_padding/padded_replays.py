@@ -25,13 +25,7 @@ __all__ = ["Padded", "PaddedPasses", "cut_leaves"]
 
 
 class Padded:
-    """The work of a call of so many rows with the graph of a larger size.
-
-    Args:
-        recorded: The graph.
-        found: The rows of the call.
-        pads: The contents of the padding of each tensor.
-    """
+    """The work of a call of so many rows with the graph of a larger size."""
 
     def __init__(self, recorded: Recorded, found: Fit, pads: Sequence[OnePad]) -> None:
         self._recorded = recorded

@@ -16,14 +16,7 @@ __all__ = ["like_resized", "number_of", "padded", "resized", "row_of"]
 def resized(
     tensors: Sequence[torch.Tensor], found: Fit, size: int, pads: Sequence[OnePad]
 ) -> list[torch.Tensor]:
-    """Cut or pad tensors to another number of rows.
-
-    Args:
-        tensors: The tensors.
-        found: Their rows.
-        size: The number of rows to make.
-        pads: The contents of the padding of each.
-    """
+    """Cut or pad tensors to another number of rows."""
     parts = zip(tensors, found.dims, pads, strict=True)
     return [one if dim is None else padded(one, dim, size, pad) for one, dim, pad in parts]
 

@@ -31,11 +31,7 @@ class Fit:
 
 
 class Rows:
-    """A finder of the rows of a function's calls, which learns which tensors have none.
-
-    Args:
-        options: The function's options.
-    """
+    """A finder of the rows of a function's calls, which learns which tensors have none."""
 
     def __init__(self, options: Options) -> None:
         self._sizes = options.sizes

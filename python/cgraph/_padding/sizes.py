@@ -44,9 +44,6 @@ __all__ = ["PaddedSizes"]
 class PaddedSizes:
     """Calls that are padded to a size.
 
-    Args:
-        answers: The answers of the function, which own this.
-
     Attributes:
         rows: The rows of calls.
     """

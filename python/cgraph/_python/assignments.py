@@ -167,11 +167,7 @@ class Assignments:
     def taken_out(
         self, can_return: Callable[[torch.Tensor], bool]
     ) -> tuple[list[Assigned], list[Assigned]]:
-        """Put back the values before of what a replay can assign; return that, and the rest.
-
-        Args:
-            can_return: Tells whether a replay could return a tensor.
-        """
+        """Put back the values before of what a replay can assign; return that, and the rest."""
         self.unplace()
         there = {id(way.value) for way, _ in self._holders}
         found: tuple[list[Assigned], list[Assigned]] = [], []

@@ -138,13 +138,7 @@ class Places:
         objects: Sequence[tuple[str, Any]],
         modules: Sequence[tuple[str, Any]],
     ) -> Places:
-        """Go through all that is reached; return this walk.
-
-        Args:
-            function: The function.
-            objects: The objects among the arguments with their names.
-            modules: The modules among the arguments with their names.
-        """
+        """Go through all that is reached; return this walk."""
         self._callable(function, "self")
         for name, value in modules:
             self._look(-1, ("root", value), name, value)
