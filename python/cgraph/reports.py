@@ -64,6 +64,7 @@ class KeyReport:
         capture_seconds: The duration of all its captures, including instantiation.
         nodes: Number of nodes of the graph.
         memory_bytes: Of the device: the exec, and with gradients the pool that is its own.
+        copied_bytes: Of the tensors among arguments and at guarded places that a replay copies.
         breaks: The eager breaks of a call, in order.
         frozen: The memory that it reads without a guard: it stays as at the capture.
         fix: The fix of a failed capture, where one is known.
@@ -85,6 +86,7 @@ class KeyReport:
     frozen: tuple[str, ...] = ()
     fix: str | None = None
     has_sizes: bool = False
+    copied_bytes: int | None = None
     is_simulated: bool = False
 
     @property

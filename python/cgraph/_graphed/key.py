@@ -226,7 +226,9 @@ class Key:
             for (reason, argument, where), count in list(self._again.items())
         ]
         facts: dict[str, Any] = {"nodes": None, "memory_bytes": None, "breaks": (), "frozen": ()}
+        copied = None
         if recorded is not None:
+            copied = sum(one.nbytes for one in recorded.statics)
             # Another thread may drop it meanwhile.
             with suppress(StateError):
                 facts = {name: getattr(recorded, name) for name in facts}
@@ -242,6 +244,7 @@ class Key:
             capture_seconds=self.capture_seconds,
             fix=None if reason is None else reason.fix,
             has_sizes=self.has_sizes,
+            copied_bytes=copied,
             is_simulated=self.is_simulated,
             **facts,
         )

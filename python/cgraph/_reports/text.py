@@ -19,6 +19,7 @@ HEAD = (
     "eager calls",
     "capture ms",
     "nodes",
+    "copied",
     "memory",
 )
 """The columns of a function's table."""
@@ -67,6 +68,7 @@ def cells(key: KeyReport) -> list[str]:
         f"{key.eager_calls:,}",
         f"{key.capture_seconds * 1e3:,.1f}",
         "-" if key.nodes is None else f"{key.nodes:,}",
+        "-" if key.copied_bytes is None else in_units(key.copied_bytes),
         "-" if key.memory_bytes is None else in_units(key.memory_bytes),
     ]
 

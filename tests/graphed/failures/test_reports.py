@@ -149,6 +149,7 @@ def test_the_cells_of_a_key_are_its_numbers() -> None:
         eager_calls=7,
         capture_seconds=0.0123,
         nodes=1389,
+        copied_bytes=96,
     )
     expected = {
         "key": key.key,
@@ -157,6 +158,7 @@ def test_the_cells_of_a_key_are_its_numbers() -> None:
         "eager calls": "7",
         "capture ms": "12.3",
         "nodes": "1,389",
+        "copied": "96 B",
         "memory": in_units(key.memory_bytes or 0),
     }
     assert printed_rows(of(key)) == [expected]
@@ -166,7 +168,7 @@ def test_the_cells_of_a_key_are_its_numbers() -> None:
 
 def test_what_is_not_known_is_a_dash() -> None:
     (dashes,) = printed_rows(of(eager_key("raised")))
-    assert [dashes[name] for name in ("nodes", "memory")] == ["-"] * 2
+    assert [dashes[name] for name in ("nodes", "copied", "memory")] == ["-"] * 3
     assert dashes["state"] == "eager" and dashes["replays"] == "0"
 
 
