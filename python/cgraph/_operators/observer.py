@@ -7,12 +7,9 @@ the names in it.
 
 from __future__ import annotations
 
-import os
-import sys
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -30,7 +27,6 @@ from cgraph.breaks import Breakable, Work
 
 __all__ = ["ObservedBreaks", "Observer", "Refusal"]
 
-_OPTIMIZERS = os.path.join(os.path.dirname(torch.optim.__file__), "")
 _LITERAL = torch.ops.aten.lift_fresh.default
 
 
@@ -388,10 +384,7 @@ class Observer(OperatorMode):
     def _is_refused(self, func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
         """Note an operator that a capture refuses; return whether it ends this capture."""
         kind = refusal_of(func, args, kwargs, self._device_type)
-        if kind is None:
-            return False
-        is_count = kind == "host read" and _is_count_of_steps()
-        return self._refuse("optimizer" if is_count else kind, name_of(func))
+        return kind is not None and self._refuse(kind, name_of(func))
 
     def _refuse(self, kind: str, operator: str) -> bool:
         self.refusals.append(Refusal(kind, operator, user_line()))
@@ -483,17 +476,6 @@ def _joined(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 def version_of(tensor: torch.Tensor) -> int:
     """Return the number of writes to a tensor; always 0 for a tensor of inference mode."""
     return 0 if tensor.is_inference() else tensor._version
-
-
-def _is_count_of_steps() -> bool:
-    """Return whether an optimizer of torch's that counts its steps on the host is running."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_filename.startswith(_OPTIMIZERS):
-            if frame.f_locals.get("capturable") is False:
-                return True
-        frame = frame.f_back
-    return False
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

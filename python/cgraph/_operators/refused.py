@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Sequence
+from types import FrameType
 from typing import Any
 
 import torch
@@ -25,6 +28,7 @@ REFUSED = {
 
 _INDEXED_WRITES = ("index_put_", "index_put", "_index_put_impl_", "_unsafe_index_put")
 _COPIES = ("_to_copy", "copy_", "copy")
+_OPTIMIZERS = os.path.join(os.path.dirname(torch.optim.__file__), "")
 
 
 def may_be_refused(func: Any) -> bool:
@@ -37,9 +41,14 @@ def may_be_refused(func: Any) -> bool:
 def refusal_of(func: Any, args: Any, kwargs: dict[str, Any], device_type: str) -> str | None:
     """Return the kind of an operator that a capture on such a device refuses; None for others.
 
-    The kinds are those of ``cgraph.explain``: ``"host read"``, ``"host copy"``, ``"shape"`` and
-    ``"branch"``.
+    The kinds are those of ``cgraph.explain``: ``"host read"``, ``"optimizer"``, ``"host copy"``,
+    ``"shape"`` and ``"branch"``.
     """
+    kind = _kind_of(func, args, kwargs, device_type)
+    return "optimizer" if kind == "host read" and _is_count_of_steps() else kind
+
+
+def _kind_of(func: Any, args: Any, kwargs: dict[str, Any], device_type: str) -> str | None:
     name = name_of(func).rpartition(".")[2]
     if name in _COPIES:
         return refused_copy(name, args, kwargs, device_type)
@@ -92,3 +101,14 @@ def _refused_index(name: str, args: Any, kwargs: dict[str, Any], device_type: st
     # torch fills where one mask says so, with one number of the host.
     is_number = value.numel() == 1 and value.device.type == "cpu"
     return None if len(indices) == 1 and is_number and not accumulates else "shape"
+
+
+def _is_count_of_steps() -> bool:
+    """Return whether an optimizer of torch's that counts its steps on the host is running."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(_OPTIMIZERS):
+            if frame.f_locals.get("capturable") is False:
+                return True
+        frame = frame.f_back
+    return False
