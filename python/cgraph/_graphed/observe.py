@@ -74,6 +74,8 @@ def observe(
     elif observer.draws and any(one.co_filename == checkpoint.__file__ for one in shown.codes):
         # Its recomputation sets the states of generators.
         shown.refused = "checkpoint recomputes random numbers, and replays would draw others"
+    elif call.mode.grad and reads.options.warmup < _OF_DDP and _has_ddp(shown):
+        shown.refused = "DistributedDataParallel puts its buckets together in its first calls"
     elif (several := reason_against_devices(observer.devices, device_type)) is not None:
         shown.refused = several
     elif shown.refused is None:
@@ -90,3 +92,13 @@ def observe(
                 shown.refused = unreached("the result", leaf)
                 break
     return result, shown
+
+
+# The eager calls that torch asks for before a capture.
+_OF_DDP = 11
+
+
+def _has_ddp(shown: Observation) -> bool:
+    return any(
+        isinstance(one, torch.nn.parallel.DistributedDataParallel) for one in shown.guards.modules
+    )

@@ -48,6 +48,7 @@ _FIXES = {
     " sizes= without gaps, or check_padding=False if padding rows do not matter",
     PINNED: "keep it detached, or let it go: then the next call is captured",
     "the function changes an argument": "return the new values instead",
+    "DistributedDataParallel": "give warmup=11",
     "a profiler": "nothing: its calls are captured once the profiler has stopped",
     "checkpoint": "leave the function eager, or capture it without dropout or without checkpoints",
     "the break": "let the break return a clone, or write to it before it returns",

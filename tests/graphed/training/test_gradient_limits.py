@@ -7,10 +7,11 @@ import warnings
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 import cgraph
-from graphed_calls import near, same_gradients
+from graphed_calls import near, numbers, quiet, same_gradients
 from lab import Lab, fresh
 from networks import leaf, network
 
@@ -106,3 +107,21 @@ def test_held_results_with_gradients_keep_their_values_if_they_are_copies(lab: L
         x = fresh(lab, 4, 6)
         held.append((graphed(x), net(x)))
     assert all(near(*pair) for pair in held)
+
+
+def test_ddp_with_few_warmup_calls_stays_eager_and_says_how_many(lab: Lab) -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        net = network(lab)
+        graphed = cgraph.graphed(nn.parallel.DistributedDataParallel(net))
+        with quiet() as caught:
+            for _ in range(14):
+                x = fresh(lab, 4, 6)
+                y = graphed(x)
+                assert near(y, net(x))
+                y.sum().backward()
+                del y
+        assert [str(one.message) for one in caught if "give warmup=11" in str(one.message)]
+        assert numbers(graphed)[1] == 0
+    finally:
+        dist.destroy_process_group()
