@@ -152,7 +152,7 @@ def test_a_compiled_module_is_trained_as_in_eager(lab: Lab) -> None:
         assert same_gradients(net, eager) and torch.equal(net.calls, eager.calls)
     assert graphed.report().captured == 1
     if lab.device == "cuda":
-        assert compiler.runs >= 3
+        assert compiler.runs >= 2
     runs = compiler.runs
     torch.compile(net, backend=compiler)(leaf(lab, 2, 4))
     assert compiler.runs == runs + 1

@@ -42,6 +42,7 @@ class World:
         mode: One of ``MODES``.
         wrap: The way of passing the second argument of a call.
         by: A plain argument of the next call.
+        has_breaks: True if a part is a break.
     """
 
     def __init__(self, seed: int, device: str, *, has_graphs: bool) -> None:
@@ -55,6 +56,7 @@ class World:
         self.tensors: list[Callable[[], list[Tensor | None]]] = []
         self.values: list[Callable[[], Any]] = []
         self.by = 1.0
+        self.has_breaks = False
         self.mode = self.random.choice(MODES)
         self.sizes = self.random.choice([None, None, None, [3, 6]])
         self.net = nn.ModuleDict()
@@ -145,7 +147,8 @@ def _optimizer(world: World) -> torch.optim.Optimizer:
         lambda: torch.optim.SGD(parameters, lr=0.1),
         lambda: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
         lambda: torch.optim.Adam(parameters, lr=0.1, capturable=True),
-        lambda: torch.optim.AdamW(parameters, lr=0.1, fused=True),
+        # Behind a break a capture that torch refuses cannot be made again.
+        lambda: torch.optim.AdamW(parameters, lr=0.1, fused=True, capturable=world.has_breaks),
     ]
     optimizer = world.random.choice(makes)()
 

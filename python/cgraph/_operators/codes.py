@@ -41,7 +41,7 @@ class Codes:
     """The code objects that began to run on a thread, and the globals of each.
 
     Attributes:
-        globals: The globals of each code object.
+        globals: The globals of each code object, except those that torch's compiler wrote.
         is_paused: True while nothing is noted.
         is_off: True while nothing is even reported.
         is_blind: True if nothing could be noted, as a C profiler is active.
@@ -93,8 +93,10 @@ class Codes:
             return False
         self._seen[id(code)] = code
         if code.co_filename not in _AROUND and not code.co_filename.startswith(_OWN):
-            self.globals[code] = frame.f_globals
-            self.has_compiled |= _torch.is_compiled_code(code.co_filename)
+            if _torch.is_compiled_code(code.co_filename, frame.f_globals):
+                self.has_compiled = True
+            else:
+                self.globals[code] = frame.f_globals
         return True
 
     def _note_text(self, code: CodeType) -> bool:

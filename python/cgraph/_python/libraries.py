@@ -13,8 +13,6 @@ from contextlib import suppress
 
 import torch
 
-from cgraph import _torch
-
 __all__ = ["is_library", "is_library_class", "is_library_module"]
 
 _PATHS = {name: sysconfig.get_path(name) for name in ("stdlib", "platstdlib")}
@@ -42,13 +40,8 @@ _OF_TORCH = tuple(
 
 @functools.cache
 def is_library(file: str) -> bool:
-    """Return whether a file belongs to torch, Triton, cgraph or Python's own library.
-
-    So does what torch's compiler writes.
-    """
+    """Return whether a file belongs to torch, Triton, cgraph or Python's own library."""
     if file.startswith(("<frozen ", "<eval_with_key>", "<built-in", *_OF_TORCH)):
-        return True
-    if _torch.is_compiled_code(file):
         return True
     return file.startswith(_STANDARD) and not any(part in file for part in _SITE)
 

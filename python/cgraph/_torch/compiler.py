@@ -11,7 +11,7 @@ import functools
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -78,9 +78,16 @@ def _shown(operator: Any, mode: Bystander, *args: Any, **kwargs: Any) -> Any:
     return mode.__torch_dispatch__(operator, (), args, kwargs)  # type: ignore[no-untyped-call]
 
 
+def is_compiled_code(file: str, scope: Mapping[str, Any]) -> bool:
+    """Return whether torch's compiler wrote code, by its file and its globals."""
+    if file == "<string>" and "__name__" not in scope:
+        # The launcher of a Triton kernel, or a guard on shapes.
+        return {"runner", "launcher"} <= scope.keys() or scope.keys() - {"__builtins__"} == {"G"}
+    return _is_compiled_file(file)
+
+
 @functools.cache
-def is_compiled_code(file: str) -> bool:
-    """Return whether torch's compiler wrote a file."""
+def _is_compiled_file(file: str) -> bool:
     folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
     is_there = folder is not None and file.startswith(os.path.join(folder, ""))
     return is_there or f"{os.sep}torchinductor_" in file
