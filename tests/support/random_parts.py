@@ -171,7 +171,6 @@ def _lazy(world: World) -> Part:
 
 def _break(world: World) -> Part:
     box = Box(n=0, by=1.0)
-    world.has_breaks = True
     world.values.append(lambda: box.n)
     world.actions.append(lambda draw: setattr(box, "by", draw.choice(VALUES)))
 

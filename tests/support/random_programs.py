@@ -42,7 +42,6 @@ class World:
         mode: One of ``MODES``.
         wrap: The way of passing the second argument of a call.
         by: A plain argument of the next call.
-        has_breaks: True if a part is a break.
     """
 
     def __init__(self, seed: int, device: str, *, has_graphs: bool) -> None:
@@ -56,7 +55,6 @@ class World:
         self.tensors: list[Callable[[], list[Tensor | None]]] = []
         self.values: list[Callable[[], Any]] = []
         self.by = 1.0
-        self.has_breaks = False
         self.mode = self.random.choice(MODES)
         self.sizes = self.random.choice([None, None, None, [3, 6]])
         self.net = nn.ModuleDict()
@@ -147,8 +145,7 @@ def _optimizer(world: World) -> torch.optim.Optimizer:
         lambda: torch.optim.SGD(parameters, lr=0.1),
         lambda: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
         lambda: torch.optim.Adam(parameters, lr=0.1, capturable=True),
-        # Behind a break a capture that torch refuses cannot be made again.
-        lambda: torch.optim.AdamW(parameters, lr=0.1, fused=True, capturable=world.has_breaks),
+        lambda: torch.optim.AdamW(parameters, lr=0.1, fused=True),
     ]
     optimizer = world.random.choice(makes)()
 

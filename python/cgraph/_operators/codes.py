@@ -48,6 +48,7 @@ class Codes:
         has_compiled: True if code ran that torch has compiled.
         seeds: The line that seeds a generator or sets its state; None if there is none.
         launches: Called with each kernel that Triton is about to launch.
+        steps: Called with the name of each optimizer that torch lets no capture have.
         reads: Called with each method that reads a tensor of the host without an operator; on the
             simulator such a tensor stands for one of the device.
     """
@@ -63,6 +64,7 @@ class Codes:
         self.seeds: str | None = None
         self.reads: Callable[[str], None] | None = None
         self.launches: Callable[[Launch], None] | None = None
+        self.steps: Callable[[str], None] | None = None
 
     def note(self, frame: FrameType, event: str, called: object) -> None:
         """Note the code of a frame that begins; this is the function for ``sys.setprofile``."""
@@ -72,6 +74,7 @@ class Codes:
             self._note_call(called, getattr(called, "__self__", None))
         elif event == "call":
             self._note_text(frame.f_code)
+            self._note_step(frame.f_code, frame)
             if id(frame.f_code) not in self._seen:
                 self._note_code(frame.f_code, frame)
             self._note_launch(frame.f_code, frame)
@@ -84,9 +87,9 @@ class Codes:
             return False
         frame = sys._getframe(2)
         is_launcher = self._note_launch(code, frame)
-        is_text = self._note_text(code)
+        is_other = self._note_text(code) or self._note_step(code, frame)
         is_seen = id(code) in self._seen or self._note_code(code, frame)
-        return is_seen and not is_launcher and not is_text
+        return is_seen and not is_launcher and not is_other
 
     def _note_code(self, code: CodeType, frame: FrameType) -> bool:
         if _is_beside(frame):
@@ -106,6 +109,16 @@ class Codes:
         if self.reads is not None:
             with self.aside():
                 self.reads("Tensor.__repr__")
+        return True
+
+    def _note_step(self, code: CodeType, frame: FrameType) -> bool:
+        """Note an optimizer that is about to refuse captures; return whether it may do so."""
+        if self.steps is None or code is not _torch.code_of_capture_check():
+            return False
+        optimizer = frame.f_locals["self"]
+        if not all(group.get("capturable", False) for group in optimizer.param_groups):
+            with self.aside():
+                self.steps(type(optimizer).__qualname__)
         return True
 
     def _note_launch(self, code: CodeType, frame: FrameType) -> bool:

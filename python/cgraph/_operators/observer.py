@@ -7,6 +7,7 @@ the names in it.
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -163,10 +164,11 @@ class Observer(OperatorMode):
         self._made: dict[int, _torch.WeakStorage] = {}
         self.suspects = Suspects(inputs, None)
         self.codes.launches = self._launched
+        self.codes.steps = functools.partial(self._called, "optimizer")
         self._of_breaks: list[torch.UntypedStorage] = []
         self._written: dict[int, list[tuple[int, int]]] = {}
         if device_type == "cpu":
-            self.codes.reads = self._read
+            self.codes.reads = functools.partial(self._called, "host read")
         # Autograd has a thread for each GPU.
         self._lock = threading.RLock()
 
@@ -180,7 +182,7 @@ class Observer(OperatorMode):
             self.is_over = True
             _torch.leave_mode(self)
             # No reference cycle may keep arguments alive.
-            self.codes.launches = self.codes.reads = None
+            self.codes.launches = self.codes.reads = self.codes.steps = None
 
     @contextmanager
     def aside(self) -> Iterator[None]:
@@ -375,11 +377,10 @@ class Observer(OperatorMode):
                     self._written.setdefault(number, []).append(_torch.span_of(one))
                     self.trace.outside[number].is_written = True
 
-    def _read(self, method: str) -> None:
-        """Note a method that reads a tensor on the host."""
-        if self.is_over or self._is_paused:
-            return
-        self._refuse("host read", method)
+    def _called(self, kind: str, name: str) -> None:
+        """Note a call of something that a capture refuses and that is no operator."""
+        if not self.is_over and not self._is_paused:
+            self._refuse(kind, name)
 
     def _is_refused(self, func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
         """Note an operator that a capture refuses; return whether it ends this capture."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from types import CodeType
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ from cgraph._torch.private_names import torch_version
 __all__ = [
     "HostGraph",
     "captured_draw",
+    "code_of_capture_check",
     "current_graph_lookup",
     "current_raw_stream",
     "current_stream",
@@ -32,6 +35,17 @@ __all__ = [
     "quiet",
     "share_tracing_rules",
 ]
+
+
+@functools.cache
+def code_of_capture_check() -> CodeType | None:
+    """Return the code by which an optimizer refuses captures; None if this torch has none."""
+    kind: Any = torch.optim.Optimizer
+    for name in ("_accelerator_graph_capture_health_check", "_cuda_graph_capture_health_check"):
+        if (found := getattr(kind, name, None)) is not None:
+            code: CodeType = inspect.unwrap(found).__code__
+            return code
+    return None
 
 
 def HostGraph() -> Any:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import warnings
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -125,3 +127,35 @@ def test_ddp_with_few_warmup_calls_stays_eager_and_says_how_many(lab: Lab) -> No
         assert numbers(graphed)[1] == 0
     finally:
         dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("has_break", [False, True])
+def test_python_runs_once_around_an_optimizer_that_torch_lets_no_capture_have(
+    lab: Lab, has_break: bool
+) -> None:
+    nets = [network(lab) for _ in range(2)]
+    nets[1].load_state_dict(nets[0].state_dict())
+    counts = [itertools.count(), itertools.count()]
+
+    def made(number: int) -> Callable[[Tensor], Tensor]:
+        net, count = nets[number], counts[number]
+        optimizer = torch.optim.AdamW(net.parameters(), fused=True)
+        work = cgraph.eager_break(lambda y: y * 2)
+
+        def step(x: Tensor) -> Tensor:
+            by = float(next(count) % 3)
+            loss = (net(x).square() * by).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            return work(loss.detach()) if has_break else loss.detach()
+
+        return step
+
+    graphed, eager = cgraph.graphed(made(0)), made(1)
+    with quiet() as caught:
+        for _ in range(5):
+            x = fresh(lab, 4, 6)
+            assert near(graphed(x), eager(x))
+    assert [one for one in caught if "capturable=True" in str(one.message)]
+    assert next(counts[0]) == next(counts[1])
