@@ -65,7 +65,7 @@ def capture_ahead(
         if captured.refusal is not None:
             refusal = captured.refusal
             fix = fix_for(refusal.kind)
-            captured.result = None
+            captured.finish = None
             captured.discard()
             raise CaptureError(str(Reason(refused_in_words(refusal), refusal.line, fix)))
         if captured.difference is not None:
@@ -97,7 +97,10 @@ def _captured(
     assert key.shown is not None
     placed = call.with_placed(key.shown.guards)
     with put_back(key.shown, copies=like is None):
-        return answers.captures.capture(key, placed, is_sized=like is not None), placed
+        captured = answers.captures.capture(key, placed, is_sized=like is not None)
+    if captured.refusal is not None or captured.difference is not None:
+        captured.put_back()
+    return captured, placed
 
 
 def _observe(answers: Answers, key: Key, call: Call) -> None:

@@ -325,7 +325,9 @@ class Answers:
             key.pause(Reason(refused_in_words(refusal), refusal.line, fix))
             key.eager_calls += 1
             self.warnings.of_eager(key, key.reason)
-            result = captured.result
+            assert captured.finish is not None
+            result = captured.finish()
+            captured.finish = None
             captured.discard()
             return lambda: result
         recorded, shown = captured.recorded, captured.shown

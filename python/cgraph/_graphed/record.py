@@ -90,18 +90,21 @@ class Capture:
 
     Attributes:
         recorded: The graph; None if the capture ended before the function did.
-        result: The result of the function, if it ran to its end eagerly.
+        finish: Changes the caller's arguments and returns the result of the function, if that ran
+            to its end eagerly.
         shown: The observation of the call; None if the capture ended before.
         difference: A difference from the previous call, which forbids replays.
         refusal: The operator at which the capture ended.
+        put_back: Puts back what the function has assigned in Python.
         drop_beside: Drops the graphs that share memory with it, if somebody keeps some of it.
     """
 
     recorded: Recorded | Trained | None
-    result: Any
+    finish: Callable[[], Any] | None
     shown: Observation | None
     difference: Difference | None
     refusal: Refusal | None
+    put_back: Callable[[], None]
     drop_beside: Callable[[], None] = lambda: None
 
     def discard(self) -> None:
@@ -206,8 +209,9 @@ def record(plan: CapturePlan, statics: list[torch.Tensor]) -> Capture:
                 session.leave_modes()
                 session.close()
                 state.unplace()
-                returned = handed_over(returned, containers, statics, call.tensors)
-                return Capture(None, returned, None, None, stopped[0])
+                own = containers, statics, call.tensors
+                finish = functools.partial(handed_over, returned, *own)
+                return Capture(None, finish, None, None, stopped[0], state.put_back)
             of_call = assignable_in((args, kwargs), call.places)
             returns = next((path for path, _, one in of_call if one is returned), None)
             # Containers in the result may be among what is put back.
@@ -263,7 +267,7 @@ def record(plan: CapturePlan, statics: list[torch.Tensor]) -> Capture:
     if difference is None:
         ways = [one._replace(holder=None, value=None) for one in ways]
     recorded.assign = Assigning(ways, returns)
-    return Capture(recorded, None, shown, difference, None)
+    return Capture(recorded, None, shown, difference, None, state.put_back)
 
 
 @contextmanager

@@ -123,7 +123,7 @@ def record_sized(
     recorded.writes, recorded.takes = [*before.writes], [*before.takes]
     recorded.kept, recorded.frozen = frozen_in(before.trace, driver, recorded.pool)
     recorded.kept += [one.untyped_storage() for one in spelled.kept]
-    return Capture(recorded, None, before, None, None)
+    return Capture(recorded, None, before, None, None, restore.put_back)
 
 
 def _state(

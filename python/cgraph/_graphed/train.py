@@ -213,7 +213,7 @@ def train(plan: CapturePlan, statics: list[torch.Tensor]) -> Capture:
     if difference is not None:
         for way, value in left:
             put_at(way.holder, way.path[-1], value)
-    return Capture(trained, None, shown, difference, None)
+    return Capture(trained, None, shown, difference, None, state.put_back)
 
 
 class _Breaks:

@@ -292,3 +292,37 @@ def test_a_capture_ahead_puts_back_what_functions_in_a_list_assign(lab: Lab) -> 
         state = state * 0.5 + x.amax(0)
         equal(graphed(x), x + state)
         equal(box.state, state)
+
+
+def test_a_capture_of_a_size_that_ends_leaves_nothing_behind(lab: Lab) -> None:
+    """The call runs eagerly then, and writes and assigns once."""
+    zeros = [torch.zeros(2, device=lab.device) for _ in range(6)]
+    boxes = [Box(state=zeros[one], seen=zeros[2 + one]) for one in range(2)]
+
+    def step(box: Box, x: Tensor, into: Tensor) -> Tensor:
+        into.mul_(0.5).add_(x.amax(0))
+        box.seen.add_(1)
+        box.state = box.state * 0.5 + x.amax(0)
+        return x + 1 if float(x.sum()) < 1e9 else x
+
+    graphed = cgraph.graphed(lambda x, into: step(boxes[0], x, into), sizes=[4])
+    with quiet():
+        for _ in range(6):
+            x = fresh(lab, 3, 2)
+            equal(graphed(x, zeros[4]), step(boxes[1], x, zeros[5]))
+            equal((zeros[4], vars(boxes[0])), (zeros[5], vars(boxes[1])))
+
+
+def test_a_capture_ahead_that_raises_puts_back_what_its_sample_assigned(lab: Lab) -> None:
+    """A sample that leaves new tensors or changes guarded values raises."""
+    one, other = Box(scale=1.0), Box(scale=1.0)
+    box = Box(cur=other, last=None)
+
+    def step(x: Tensor) -> Tensor:
+        box.last = x * 2
+        box.cur = one
+        return x * 2
+
+    with pytest.raises(CaptureError):
+        cgraph.graphed(step).capture(fresh(lab, 3))
+    assert box.cur is other and box.last is None
