@@ -110,7 +110,7 @@ class Assignments:
         self._names = frozenset(names)
         self._is_left = is_left
         self._addresses = guards.addresses
-        # Tensors that lie at places in place of others, with these: holder, step, both.
+        # The ways to places with the values before, and the tensors that lie there instead.
         self._placed: list[tuple[Way, torch.Tensor]] = []
         # What holds values, and these as they were.
         self._holders: list[tuple[Way, _Parts]] = []
