@@ -96,11 +96,14 @@ def change_given(
             continue
         items = items_in(made)
         now = [(key, owns[id(one)] if id(one) in owns else given(one)) for key, one in items]
-        before = items_in(own)
-        pairs = zip(now, before, strict=False)
-        if len(now) != len(before) or any(a[0] != b[0] or a[1] is not b[1] for a, b in pairs):
+        before, is_list = items_in(own), isinstance(own, list)
+        # Keys may be tensors, which `==` compares by element.
+        is_same = len(now) == len(before) and all(
+            (is_list or a[0] is b[0]) and a[1] is b[1] for a, b in zip(now, before, strict=True)
+        )
+        if not is_same:
             changed = type(own).__name__
-            if isinstance(own, list):
+            if is_list:
                 own[:] = [value for _, value in now]
             else:
                 of_own = own if isinstance(own, dict) else vars(own)

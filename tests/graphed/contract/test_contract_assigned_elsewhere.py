@@ -142,6 +142,13 @@ def test_a_list_of_tuples_among_arguments_is_no_change(lab: Lab) -> None:
     assert states_of(graphed) == {"captured"}
 
 
+def test_a_dictionary_with_tensors_as_keys_among_arguments_is_no_change(lab: Lab) -> None:
+    """Keys are compared by identity, as ``==`` of tensors compares elements."""
+    key = torch.ones(3, device=lab.device)
+    graphed = both(lab, lambda given, x: x + given[key], lambda x: {key: x})
+    assert states_of(graphed) == {"captured"}
+
+
 def test_the_dictionary_of_an_argument_that_is_returned_is_the_callers(lab: Lab) -> None:
     """Aliases of what was there before the call are returned as such."""
     items = [1.0]
