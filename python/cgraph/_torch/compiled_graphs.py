@@ -96,13 +96,24 @@ def operator_refusal(node: torch.fx.Node) -> str | None:
         return f"{node.target}, which is a higher-order operator"
     if _needs_values(node):
         return f"{node.target}, which needs values of the device on the host"
+    if _name_of(node) in _MOVING:
+        return f"{node.target}, which gives an input other memory"
     return None
+
+
+def moving_operator(graph: torch.fx.Graph) -> str | None:
+    """Return the operator of a graph that gives an input other memory, with that; None without."""
+    moving = (node for node in graph.nodes if _name_of(node) in _MOVING)
+    return next(map(operator_refusal, moving), None)
+
+
+# As ``tensor.data = other`` does; a replay would not.
+_MOVING = ("set", "resize", "resize_storage_bytes")
 
 
 def _needs_values(node: torch.fx.Node) -> bool:
     """Return whether an operator needs values of the device on the host, which no capture has."""
-    name = getattr(getattr(node.target, "overloadpacket", None), "__name__", "")
-    if name.strip("_").removeprefix("unsafe_") in _BY_INDEX:
+    if _name_of(node).removeprefix("unsafe_") in _BY_INDEX:
         # Elements that a mask selects are counted on the host.
         values = [value_of(one) for one in node.args[1] if isinstance(one, torch.fx.Node)]  # type: ignore[union-attr]
         return any(one is not None and one.dtype in (torch.bool, torch.uint8) for one in values)
@@ -111,6 +122,12 @@ def _needs_values(node: torch.fx.Node) -> bool:
 
 
 _BY_INDEX = ("index", "index_put", "index_put_impl")
+
+
+def _name_of(node: torch.fx.Node) -> str:
+    """Return the name of a node's operator, without underscores around it; empty without one."""
+    name: str = getattr(getattr(node.target, "overloadpacket", None), "__name__", "")
+    return name.strip("_")
 
 
 def value_of(node: Any) -> Any:

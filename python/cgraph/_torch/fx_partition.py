@@ -21,6 +21,7 @@ __all__ = [
     "partition_graph",
     "reads_whole_storage",
     "why_not_captured",
+    "writes_besides_copies",
     "written_inputs",
 ]
 
@@ -42,17 +43,19 @@ def know_shapes(graph_module: torch.fx.GraphModule, inputs: Sequence[Any]) -> No
 def partition_graph(graph_module: torch.fx.GraphModule, device_type: str) -> None:
     """Make modules of the runs of operators that captures can have.
 
-    All operators stay in their order, which random numbers depend on.
+    All operators stay in their order, which random numbers depend on. Where there are several runs,
+    copies into inputs stay between them: a run has copies of its inputs.
 
     Args:
         graph_module: The graph, which is changed.
         device_type: The type of the device of captures.
     """
+    is_split = bool(why_not_captured(graph_module.graph, device_type))
     runs: list[list[torch.fx.Node]] = [[]]
     for node in graph_module.graph.nodes:
         if node.op != "call_function":
             continue
-        if _refusal(node, device_type) is None:
+        if _refusal(node, device_type) is None and not (is_split and _is_copy_to_input(node)):
             runs[-1].append(node)
         elif runs[-1]:
             runs.append([])
@@ -163,6 +166,23 @@ def written_inputs(graph: torch.fx.Graph) -> set[int]:
         places.setdefault(memories[node], set()).add(place)
     written = (one for node in graph.nodes for one in _written_by(node))
     return {place for one in written for place in places.get(memories[one], ())}
+
+
+def writes_besides_copies(graph: torch.fx.Graph) -> bool:
+    """Return whether an operator writes to inputs that does more than copy into one of them."""
+    memories = _memories(graph)
+    inputs = {memories[node] for node in graph.nodes if node.op == "placeholder"}
+    return any(
+        memories[one] in inputs and not _is_copy_to_input(node)
+        for node in graph.nodes
+        for one in _written_by(node)
+    )
+
+
+def _is_copy_to_input(node: torch.fx.Node) -> bool:
+    """Return whether a node copies into a whole input, as AOTAutograd's graphs do at their end."""
+    to = node.args[0] if node.target is torch.ops.aten.copy_.default else None
+    return isinstance(to, torch.fx.Node) and to.op == "placeholder"
 
 
 _CALLS = ("call_function", "call_module", "call_method")

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from cgraph._torch.compiled_graphs import inputs_of, operator_refusal
+from cgraph._torch.compiled_graphs import inputs_of, moving_operator, operator_refusal
 from cgraph._torch.fx_partition import written_inputs
 from cgraph._torch.inductor_graphs import GraphManager, compiler_asks, managed_by
 from cgraph._torch.tensors import clone_with_strides
@@ -43,15 +43,22 @@ def compile_with_inductor(
         CaptureError: The compilation would end in another thread.
     """
     compiler = compiler_asks()
+    utils: Any = importlib.import_module("torch._inductor.utils")
     _require_here(compiler)
     config: Any = importlib.import_module("torch._inductor.config")
     partition = not options.get("cpp_wrapper", config.cpp_wrapper)
     patches = {"graph_partition": partition, **options, "triton.cudagraphs": True}
 
     @functools.wraps(compiler.compile_fx_inner)
-    def inner_compile(*args: Any, **kwargs: Any) -> Any:
-        with managed_by(manager):
-            return compiler.compile_fx_inner(*args, **kwargs)
+    def inner_compile(graph: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
+        refused = moving_operator(graph.graph)
+        if refused is None:
+            with managed_by(manager):
+                return compiler.compile_fx_inner(graph, *args, **kwargs)
+        manager.skip(refused)
+        kwargs["cudagraphs"] = utils.BoxedBool(False)
+        with managed_by(None):
+            return compiler.compile_fx_inner(graph, *args, **kwargs)
 
     with managed_by(manager):
         found: Callable[..., Any] = compiler.compile_fx(
@@ -133,6 +140,7 @@ def compile_with_aot(
         fw_compiler=boxed("forward"),
         bw_compiler=boxed("backward"),
         inference_compiler=boxed("inference"),
+        keep_inference_input_mutations=True,
     )(graph_module, inputs)
     return made
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import ctypes
 import functools
 import importlib
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -76,8 +78,8 @@ def take_all_graphs(manager: GraphManager | None) -> None:
 
 
 @contextlib.contextmanager
-def managed_by(manager: GraphManager) -> Iterator[None]:
-    """Give all graphs that are compiled in a ``with`` block to a manager."""
+def managed_by(manager: GraphManager | None) -> Iterator[None]:
+    """Give all graphs that are compiled in a ``with`` block to a manager; None ends that."""
     before = _manager.set(manager)
     try:
         yield
@@ -88,8 +90,9 @@ def managed_by(manager: GraphManager) -> Iterator[None]:
 @functools.cache
 def compiler_asks() -> Any:
     """Let Inductor ask for a manager; return the module that compiles."""
+    # Before Inductor imports it.
+    trees = _module_of_trees()
     compiler: Any = importlib.import_module("torch._inductor.compile_fx")
-    trees: Any = importlib.import_module("torch._inductor.cudagraph_trees")
     output: Any = importlib.import_module("torch._inductor.output_code")
     code: Any = getattr(output, "CompiledFxGraph", None)
     names = (compiler, "cudagraphify"), (trees, "get_manager"), (trees, "cudagraphify_impl")
@@ -160,7 +163,7 @@ def _reason_of(made: Any) -> str:
 
 def call_at_reset(reset: Callable[[], None]) -> None:
     """Call a function in each ``torch.compiler.reset()`` from here on, before torch's own work."""
-    trees: Any = importlib.import_module("torch._inductor.cudagraph_trees")
+    trees = _module_of_trees()
     of_trees = trees.reset_cudagraph_trees
 
     @functools.wraps(of_trees)
@@ -169,6 +172,24 @@ def call_at_reset(reset: Callable[[], None]) -> None:
         of_trees()
 
     trees.reset_cudagraph_trees = both
+
+
+@functools.cache
+def _module_of_trees() -> Any:
+    """Import torch's module of graph trees, also inside a backward pass.
+
+    The import hands objects to the thread whose references torch takes without having been given
+    them: the end of a backward pass, which forgets them, would free them.
+    """
+    is_first = _TREES not in sys.modules
+    trees: Any = importlib.import_module(_TREES)
+    if is_first:
+        for held in vars(getattr(trees, "local", None) or object).values():
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))
+    return trees
+
+
+_TREES = "torch._inductor.cudagraph_trees"
 
 
 class _OfDevice:

@@ -47,15 +47,17 @@ def partition_cudagraphs(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> tor
         inputs: Its inputs, for the shapes of what it computes.
 
     Raises:
-        ArgumentError: A graph of several parts writes to its inputs, which parts have copies of.
+        ArgumentError: A graph of several parts writes to its inputs, which parts have copies of,
+            otherwise than by ``copy_``.
     """
     device_type = _driver.current().device_type
     _torch.know_shapes(gm, inputs)
-    written = find_input_mutations(gm.graph)
-    if written and _torch.why_not_captured(gm.graph, device_type):
+    is_split = bool(_torch.why_not_captured(gm.graph, device_type))
+    if is_split and _torch.writes_besides_copies(gm.graph):
+        written = sorted(find_input_mutations(gm.graph))
         raise ArgumentError(
-            f"a graph of several parts writes to its inputs {sorted(written)}, expected none that"
-            " it writes: let AOTAutograd make it functional"
+            f"a graph of several parts writes to its inputs {written}, expected none that it writes"
+            " but by copy_: let AOTAutograd make it functional"
         )
     _torch.partition_graph(gm, device_type)
     return gm
@@ -126,8 +128,8 @@ def cudagraphs(
     """Let a graph run in captures as far as these can have its operators; change and return it.
 
     It stays as it is, with an ``EagerWarning``, where parts would not do the same: if it writes to
-    its inputs besides operators that no capture can have, calls ``as_strided`` of an input or
-    between such operators, or works on several devices.
+    its inputs, otherwise than by ``copy_``, besides operators that no capture can have, calls
+    ``as_strided`` of an input or between such operators, or works on several devices.
 
     Args:
         model: The graph, of ATen's operators.
@@ -171,7 +173,7 @@ def cudagraphs(
 
 def _why_left(graph: torch.fx.Graph, refused: Sequence[str], device_type: str) -> str | None:
     """Return why a graph stays as it is; None if it does not."""
-    if refused and find_input_mutations(graph):
+    if refused and _torch.writes_besides_copies(graph):
         return f"{refused[0]}, in a graph that writes to its inputs"
     if _torch.reads_whole_storage(graph, is_split=bool(refused)):
         return "as_strided, which counts from the begin of memory: copies of inputs begin elsewhere"

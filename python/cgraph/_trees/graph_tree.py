@@ -190,8 +190,14 @@ class GraphTree(_core.Tree):
         blocks = PoolBlocks(self._driver, self._pool)
         place = self._driver, blocks, self._stream
         try:
+            said = function.description
             node, results = record(
-                *place, function.run, inputs, new, keeps_held=function.description.keeps_held
+                *place,
+                function.run,
+                inputs,
+                new,
+                keeps_held=said.keeps_held,
+                described=said.input,
             )
         except BaseException as error:
             # The locals of the function hold tensors of the pool.

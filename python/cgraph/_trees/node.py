@@ -23,12 +23,14 @@ class Outputs:
         new: The tensors over new memory of the pool, one for each that is returned.
         pieces: The number of the piece of memory of each of these.
         storages: The storage of each piece.
+        with_gradients: The places of those that require gradients.
     """
 
     described: list[tuple[str, Any]]
     new: list[torch.Tensor]
     pieces: list[int]
     storages: list[_torch.WeakStorage]
+    with_gradients: list[int]
 
 
 class Node(_core.TreeNode):
@@ -77,6 +79,7 @@ class Node(_core.TreeNode):
             spans,
             stand_ins,
             outputs.described,
+            outputs.with_gradients,
             outputs.pieces,
             keeps_held,
             _torch.tensor_reader(),

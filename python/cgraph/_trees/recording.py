@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -28,10 +29,12 @@ def record(
     new: _core.NewNode,
     *,
     keeps_held: bool,
+    described: Callable[[int], str],
 ) -> tuple[Node, list[Any]]:
     """Record a call and add its node; return the node, and what the call returns.
 
-    The memory of what is returned has no contents before the node's graph is replayed.
+    The memory of what is returned has no contents before the node's graph is replayed. Static
+    inputs have the memory that they had, whatever fails.
 
     Args:
         driver: The driver in force.
@@ -41,10 +44,11 @@ def record(
         inputs: The inputs, likewise.
         new: The node to be.
         keeps_held: Outputs that are held when the path ends get memory of their own.
+        described: Describes the input at a place.
 
     Raises:
-        CaptureError: A tensor in the pool that is no result outlives the call, or a result is on
-            another device.
+        CaptureError: A tensor in the pool that is no result outlives the call, a result is on
+            another device, or a static input was given other memory.
     """
     pool, in_place = blocks.token, {*new.managed, *new.statics}
     copied = [
@@ -56,7 +60,7 @@ def record(
     managed = [(place, inputs[place]) for place in new.managed]
     stand_ins = [(place, _another(one, *holders[_torch.start_of(one)])) for place, one in managed]
     del managed
-    known = {_torch.start_of(inputs[place]) for place in new.statics}
+    taken = _Taken(inputs, new.statics, {*new.managed, *copied})
     slots, spans = [], []
     with torch.no_grad(), driver.stream(stream):
         for number, place in enumerate(copied):
@@ -64,18 +68,29 @@ def record(
             if span is not None:
                 spans.append((number, span.numel()))
             slots.append(_torch.unowned([slot if span is None else span])[0])
+            taken.note(place, slot)
             inputs[place] = slot
             del slot, span
     made = CUDAGraph()
     made._statics = tuple(slots)
     made._may_be_empty = True
-    with torch.no_grad(), graph(made, pool, stream, capture_error_mode="thread_local"):
-        returned = model(inputs)
-        _torch.wait_for_collectives(returned)
+    try:
+        with torch.no_grad(), graph(made, pool, stream, capture_error_mode="thread_local"):
+            returned = model(inputs)
+            _torch.wait_for_collectives(returned)
+    finally:
+        moved = taken.put_back()
     inputs.clear()
+    if moved:
+        del returned
+        made.reset()
+        raise CaptureError(
+            "write in place, as parameter.data.copy_(new). Why: a function gives other memory to"
+            f" {described(moved[0])}, which its replays would not do"
+        )
     results = list(returned) if isinstance(returned, (list, tuple)) else [returned]
     del returned
-    outputs = _outputs(driver, pool, results, new, known)
+    outputs = _outputs(driver, pool, results, new, taken)
     known_blocks = {one.address for one in outputs.storages}
     if blocks.are_left(known_blocks):
         made.reset()
@@ -88,6 +103,45 @@ def record(
     node.checkpoint = driver.checkpoint(pool)
     new.close(node, [one.address for one in outputs.storages])
     return node, results
+
+
+class _Taken:
+    """The inputs of a recording, as results of it may be one of them.
+
+    Args:
+        inputs: The inputs.
+        statics: The places of those that stay where they are.
+        others: The places of those that the function may let go of.
+
+    Attributes:
+        statics: Those that stay, by place.
+    """
+
+    def __init__(
+        self, inputs: Sequence[Any], statics: Iterable[int], others: Collection[int]
+    ) -> None:
+        self.statics: dict[int, torch.Tensor] = {place: inputs[place] for place in statics}
+        self._before = [
+            (place, one, one.detach(), _torch.place_of(one)) for place, one in self.statics.items()
+        ]
+        self._others = {place: weakref.ref(inputs[place]) for place in others}
+        self._with_gradients = {place for place in others if inputs[place].requires_grad}
+
+    def note(self, place: int, tensor: torch.Tensor) -> None:
+        """Note that the function is given another tensor in place of an input."""
+        self._others[place] = weakref.ref(tensor)
+
+    def put_back(self) -> list[int]:
+        """Give inputs that stay the memory that they had; return the places of those moved."""
+        moved = [found for found in self._before if _torch.place_of(found[1]) != found[3]]
+        for _, one, same, _ in moved:
+            one.data = same
+        return [place for place, *_ in moved]
+
+    def with_gradients(self) -> set[int]:
+        """Return the identities of the other inputs that live and require gradients."""
+        living = (self._others[place]() for place in self._with_gradients)
+        return {id(one) for one in living if one is not None}
 
 
 def _slot(
@@ -110,18 +164,31 @@ def _fed(made: CUDAGraph) -> Callable[[tuple[Any, ...]], None]:
 
 
 def _outputs(
-    driver: Driver, pool: Handle, results: list[Any], new: _core.NewNode, known: set[int]
+    driver: Driver,
+    pool: Handle,
+    results: list[Any],
+    new: _core.NewNode,
+    taken: _Taken,
 ) -> Outputs:
+    known = {_torch.start_of(one) for one in taken.statics.values()}
+    places = {id(one): place for place, one in taken.statics.items()}
+    with_gradients = taken.with_gradients()
     # The block of one that nobody holds any more may be that of a result.
     of_path = {address: (node, piece) for node, piece, address in new.live if node.is_held(piece)}
-    found = Outputs([], [], [], [])
+    found = Outputs([], [], [], [], [])
     pieces: dict[int, int] = {}
     for place, one in enumerate(results):
         if not isinstance(one, torch.Tensor):
             found.described.append(("constant", one))
             continue
+        if id(one) in with_gradients:
+            # What a backward pass is differentiated by: the compiler looks for it.
+            found.with_gradients.append(place)
+            one.requires_grad_()
         start = _torch.start_of(one)
-        if start in of_path:
+        if id(one) in places:
+            found.described.append(("input", places[id(one)]))
+        elif start in of_path:
             node, piece = of_path[start]
             found.described.append(("path", _another(one, node, piece)))
         elif start == 0 or start in known or not driver.is_in_pool(one, pool):

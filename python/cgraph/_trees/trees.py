@@ -61,7 +61,9 @@ def owner() -> Owner:
     """Return the owner of the trees that this thread uses."""
     found: Owner | None = _torch.in_thread(_NAME)
     if found is None:
-        found = Owner()
+        # A backward pass forgets at its end what its thread was given.
+        of_thread = (one for one in _owners if one.is_alive and one.thread == threading.get_ident())
+        found = next(of_thread, None) or Owner()
         _torch.put_in_thread(_NAME, found)
     return found
 

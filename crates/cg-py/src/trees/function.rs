@@ -7,7 +7,7 @@ use pyo3::types::{PyList, PyTuple};
 use pyo3::{PyTraverseError, PyVisit};
 use smallvec::SmallVec;
 
-use super::held_inputs::{HeldInputs, locations};
+use super::held_inputs::{HeldInputs, Items, locations};
 use super::new_node::{EndedPath, NewNode};
 use super::node::TreeNode;
 use super::{Inner, Tree};
@@ -97,7 +97,7 @@ impl TreeFunction {
         let done = this.answer(slf, inputs, &mut inner);
         drop(tree.get().inner.replace(py, Some(inner)));
         match done? {
-            Done::Run(node) => Ok(node.get().result(py)?.into_any()),
+            Done::Run(node, items) => Ok(node.get().result(py, &items)?.into_any()),
             Done::Eager(reason, ended) => {
                 let (name, detail) = described(reason);
                 let told = (slf, inputs, name, detail, ended);
@@ -128,9 +128,9 @@ impl TreeFunction {
 }
 
 /// What has become of a call, or is to be done.
-enum Done {
-    /// The node that was replayed.
-    Run(Py<TreeNode>),
+enum Done<'py> {
+    /// The node that was replayed, and the inputs.
+    Run(Py<TreeNode>, Items<'py>),
     Eager(Reason, Option<EndedPath>),
     Record(Py<NewNode>),
 }
@@ -198,11 +198,11 @@ impl TreeFunction {
         function: &Bound<'py, Self>,
         list: &Bound<'py, PyList>,
         inner: &mut Inner,
-    ) -> PyResult<Done> {
+    ) -> PyResult<Done<'py>> {
         let py = function.py();
         let tree = self.tree.get();
         let step = tree.steps.get().step(py)?;
-        let items: SmallVec<[Option<Bound<'py, PyAny>>; 16]> = list.iter().map(Some).collect();
+        let items: Items<'py> = list.iter().map(Some).collect();
         let places = locations(tree.reader.get(), items.iter().flatten())?;
         let mut held = HeldInputs::new(py, &inner.nodes.0, items);
         list.del_slice(0, list.len())?;
@@ -233,7 +233,7 @@ impl TreeFunction {
                 }
                 node.get().replay(py, &items, stream)?;
                 inner.core.entered(id);
-                return Ok(Done::Run(node));
+                return Ok(Done::Run(node, items));
             }
             Answer::Record(_) | Answer::Eager(_) => held.items,
         };

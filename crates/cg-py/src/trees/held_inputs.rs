@@ -7,21 +7,20 @@ use smallvec::SmallVec;
 use super::node::TreeNode;
 use crate::tensors::TensorReader;
 
+/// The inputs of a call; none where one was let go of.
+pub(super) type Items<'py> = SmallVec<[Option<Bound<'py, PyAny>>; 16]>;
+
 /// The inputs of a call, which the call owns.
 pub(super) struct HeldInputs<'a, 'py> {
     py: Python<'py>,
     nodes: &'a [Py<TreeNode>],
-    pub(super) items: SmallVec<[Option<Bound<'py, PyAny>>; 16]>,
+    pub(super) items: Items<'py>,
     /// An input could not be taken back.
     pub(super) failed: Option<PyErr>,
 }
 
 impl<'a, 'py> HeldInputs<'a, 'py> {
-    pub(super) fn new(
-        py: Python<'py>,
-        nodes: &'a [Py<TreeNode>],
-        items: SmallVec<[Option<Bound<'py, PyAny>>; 16]>,
-    ) -> Self {
+    pub(super) fn new(py: Python<'py>, nodes: &'a [Py<TreeNode>], items: Items<'py>) -> Self {
         Self {
             py,
             nodes,

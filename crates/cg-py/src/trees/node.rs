@@ -25,6 +25,8 @@ pub(crate) struct TreeNode {
     /// is like the input.
     stand_ins: Vec<(usize, Py<PyAny>)>,
     outputs: Vec<Output>,
+    /// The places of the outputs that require gradients.
+    with_gradients: Vec<usize>,
     /// The tensors that callers get aliases of.
     prototypes: Attached<Py<PyTuple>>,
     /// The number of the piece of each prototype.
@@ -51,6 +53,8 @@ enum Output {
     Own(usize),
     /// A tensor over an output of another node of the path: called without arguments, it makes one.
     OfPath(Py<PyAny>),
+    /// The input at a place, itself.
+    Input(usize),
     /// An alias of a tensor that was there before.
     Static(Py<PyAny>),
     /// Something else than a tensor.
@@ -81,8 +85,8 @@ struct Piece {
 impl TreeNode {
     /// `replay` is a graph, or a callable that takes a tuple of the inputs that are copied, which lie at the
     /// places `copied`. `spans` says of how many elements in a row those among them are that overlap themselves.
-    /// `outputs` are pairs: `("own", number)` of a prototype, `("path", make)`, `("static", tensor)` or
-    /// `("constant", value)`. `places` are the numbers of the pieces of memory of the prototypes, which
+    /// `outputs` are pairs: `("own", number)` of a prototype, `("input", place)`, `("path", make)`,
+    /// `("static", tensor)` or `("constant", value)`; those at the places `with_gradients` require gradients. `places` are the numbers of the pieces of memory of the prototypes, which
     /// `reader` reads. With `keeps_held`, outputs that are held when the path ends get memory of their own.
     /// `count_uses` counts the references to a storage, by the address of its object, in a torch where that
     /// cannot be read in place.
@@ -95,6 +99,7 @@ impl TreeNode {
         spans: Vec<(usize, usize)>,
         stand_ins: Vec<(usize, Py<PyAny>)>,
         outputs: &Bound<'_, PyList>,
+        with_gradients: Vec<usize>,
         places: Vec<usize>,
         keeps_held: bool,
         reader: Py<TensorReader>,
@@ -110,6 +115,7 @@ impl TreeNode {
             spans,
             stand_ins,
             outputs: outputs.collect::<PyResult<_>>()?,
+            with_gradients,
             prototypes: Attached::new(PyTuple::empty(py).unbind()),
             places,
             pieces: Attached::default(),
@@ -174,7 +180,7 @@ impl TreeNode {
                 Output::OfPath(one) | Output::Static(one) | Output::Constant(one) => {
                     visit.call(one)?;
                 }
-                Output::Own(_) => {}
+                Output::Own(_) | Output::Input(_) => {}
             }
         }
         visit.call(&self.count_uses)
@@ -348,19 +354,29 @@ impl TreeNode {
         }
     }
 
-    /// Return what the call returns.
+    /// Return what a call with these inputs returns.
     #[inline]
-    pub(super) fn result<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+    pub(super) fn result<'py>(
+        &self,
+        py: Python<'py>,
+        inputs: &[Option<Bound<'py, PyAny>>],
+    ) -> PyResult<Bound<'py, PyList>> {
         raw::count(&self.replays);
         let prototypes = self.prototypes.get(py).into_bound(py);
         let alias = |tensor: &Bound<'py, PyAny>| tensor.call_method0(intern!(py, "detach"));
         let outputs = self.outputs.iter().map(|output| match output {
             Output::Own(number) => alias(&prototypes.get_item(*number)?),
+            Output::Input(place) => Ok(inputs[*place]
+                .clone()
+                .unwrap_or_else(|| py.None().into_bound(py))),
             Output::OfPath(make) => make.bind(py).call0(),
             Output::Static(tensor) => alias(tensor.bind(py)),
             Output::Constant(value) => Ok(value.bind(py).clone()),
         });
         let outputs: SmallVec<[Bound<'py, PyAny>; 8]> = outputs.collect::<PyResult<_>>()?;
+        for place in &self.with_gradients {
+            outputs[*place].call_method0(intern!(py, "requires_grad_"))?;
+        }
         PyList::new(py, outputs)
     }
 }
@@ -371,11 +387,12 @@ impl Output {
         let value = from.get_item(1)?;
         Ok(match kind.as_str() {
             "own" => Self::Own(value.extract()?),
+            "input" => Self::Input(value.extract()?),
             "path" => Self::OfPath(value.unbind()),
             "static" => Self::Static(value.unbind()),
             "constant" => Self::Constant(value.unbind()),
             _ => {
-                let expected = "own, path, static or constant";
+                let expected = "own, input, path, static or constant";
                 return Err(argument("the kind of an output", &kind, expected));
             }
         })
