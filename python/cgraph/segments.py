@@ -19,6 +19,7 @@ from cgraph._breaks.sessions import Break, Session
 from cgraph._captures.capture_scopes import prepare
 from cgraph._captures.collector import collections_held_off
 from cgraph._captures.fresh_results import FreshFeed, FreshReplay, fresh_feed, fresh_replay
+from cgraph._captures.turns import turn
 from cgraph._driver import Handle, Pool
 from cgraph._operators.snapshots import RandomSnapshot
 from cgraph.breaks import breakable, on_one_thread
@@ -216,6 +217,17 @@ class SegmentedGraph(_core.Segments):
             results: Returns the tensors of the function's result that :meth:`_replay_fresh` copies
                 to new memory.
         """
+        with turn(session.driver, waits=True):
+            return cls._made_in_turn(session, body, statics, results)
+
+    @classmethod
+    def _made_in_turn(
+        cls,
+        session: Session,
+        body: Callable[[], R],
+        statics: Sequence[torch.Tensor],
+        results: Callable[[R], Sequence[torch.Tensor]],
+    ) -> tuple[SegmentedGraph, R]:
         driver, stream = session.driver, session.stream
         before = driver.current_stream()
         context = driver.stream(stream)

@@ -121,6 +121,7 @@ class Simulator:
     ) -> _driver.Recording:
         """Begin a capture on the current stream."""
         from cgraph._captures.sim import Recording
+        from cgraph._captures.turns import Turn
 
         if self.is_capturing():
             raise CaptureError(
@@ -133,14 +134,16 @@ class Simulator:
                 f" stream.) The current stream is the default stream of {self.device.name}: use"
                 " cgraph.graph, or make a stream of new_stream() current"
             )
+        own = Turn(self)
         handle = self.pools.resolve(pool)
         capture = _core.Capture.begin(self.current_stream(), mode)
         recorder = resumes.recorder if isinstance(resumes, Recording) else None
         options = check_liveness, generators, labels, statics, recorder
         try:
-            return Recording(self, capture, handle, *options)
+            return Recording(self, capture, handle, own, *options)
         except BaseException:
             handle.mem_pool.is_open = False
+            own.end()
             with suppress(CgraphError):  # it may have ended it itself
                 capture.finish()
             raise

@@ -54,3 +54,24 @@ def test_a_pool_in_a_cycle_may_outlive_its_keeper_inside_a_capture() -> None:
             gc.collect()
         graph.replay()
         assert torch.equal(z, x * 3)
+
+
+def test_a_graph_with_random_numbers_may_die_inside_another_capture() -> None:
+    x = fresh(lab, 16, 16)
+    for ends in ("by reset", "by its last reference"):
+        old, new = cgraph.CUDAGraph(), cgraph.CUDAGraph()
+        with cgraph.graph(old):
+            y = x @ x + torch.rand(16, 16, device="cuda")
+        old.replay()
+        held = [old]
+        del old
+        with cgraph.graph(new, capture_error_mode="thread_local"):
+            z = x + 1
+            if ends == "by reset":
+                held[0].reset()
+            held.clear()
+            # A library asks for its workspace.
+            w = z @ z
+        del y
+        new.replay()
+        torch.testing.assert_close(w, (x + 1) @ (x + 1), rtol=1e-2, atol=1e-1)

@@ -310,26 +310,30 @@ def test_a_mode_that_the_user_left_open_stays_open(sim: SimLab) -> None:
     assert torch.equal(y, x + 1)
 
 
-def test_threads_can_capture_at_the_same_time(sim: SimLab) -> None:
-    results: list[tuple[cgraph.CUDAGraph, torch.Tensor, torch.Tensor]] = []
+def test_a_capture_while_another_thread_is_capturing_is_refused_and_that_one_is_right(
+    sim: SimLab,
+) -> None:
+    x, graph, refused = torch.randn(16), cgraph.CUDAGraph(), []
 
     def work() -> None:
-        x, graph, stream = torch.randn(16), cgraph.CUDAGraph(), sim.stream()
-        with sim.use(stream):
-            graph.capture_begin(capture_error_mode="thread_local")
-            y = torch.relu(x * 2) + 1
-            graph.capture_end()
-        results.append((graph, x, y))
+        with sim.use(sim.stream()):
+            with pytest.raises(CaptureError, match="is capturing on the simulator") as error:
+                cgraph.CUDAGraph().capture_begin(capture_error_mode="thread_local")
+        refused.append(error)
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
+    with cgraph.graph(graph):
+        y = torch.relu(x * 2)
+        thread = threading.Thread(target=work)
         thread.start()
-    for thread in threads:
         thread.join()
-    assert len(results) == 4
-    for graph, x, y in results:
-        graph.replay()
-        assert torch.equal(y, torch.relu(x * 2) + 1)
+        y = y + 1
+    assert refused
+    graph.replay()
+    assert torch.equal(y, torch.relu(x * 2) + 1)
+    with cgraph.graph(again := cgraph.CUDAGraph()):
+        z = x + 1
+    again.replay()
+    assert torch.equal(z, x + 1)
 
 
 def test_a_graph_that_its_simulator_refers_to_is_collected() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -407,3 +408,32 @@ def test_a_capture_that_does_not_run_launches_nothing_before_the_first_call(lab:
     with torch.no_grad(), pytest.raises(CaptureError, match=r"capture\(run=False\)"):
         ladder.capture("two", layer, layer.x, before=lambda: layer(layer.x), run=False)
     assert ladder.keys == ("one",)
+
+
+def test_ladders_that_two_threads_capture_at_once_are_both_right(lab: Lab) -> None:
+    torch.nn.Linear(16, 16).to(lab.device)(fresh(lab, 2, 16))
+    # torch up to 2.11 draws no random numbers in a thread while another one captures.
+    work = [(Layer(lab, 16), [fresh(lab, 8, 16) for _ in range(3)]) for _ in range(2)]
+    wrong: list[object] = []
+
+    def capture(layer: Layer, xs: list[Tensor]) -> None:
+        try:
+            for _ in range(5):
+                ladder = GraphLadder(cgraph.MemPool())
+                with torch.no_grad():
+                    ladder.capture(8, layer, xs[0].clone(), before=lambda: layer(xs[0]))
+                    ladders.append((ladder, layer, xs))
+        except Exception as error:
+            wrong.append(error)
+
+    ladders: list[tuple[GraphLadder, Layer, list[Tensor]]] = []
+    threads = [threading.Thread(target=capture, args=one) for one in work]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert len(ladders) == 10
+    for ladder, layer, xs in ladders:
+        for x in xs:
+            assert torch.allclose(ladder(8, x), layer(x), atol=1e-4)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from cgraph import _torch, trees
-from cgraph._trees import graph_tree
+from cgraph import _driver, _torch, trees
+from cgraph._captures.turns import turn
 from cgraph.errors import ArgumentError, CaptureError, StateError
 from lab import Lab, fresh
 from tree_programs import graphs_of, half, in_tree, step
@@ -119,6 +122,26 @@ def test_an_input_of_an_ended_path_that_cannot_be_copied_leaves_no_output_of_it_
     assert torch.allclose(first(x := fresh(lab, 4)), half(x))
 
 
+@contextmanager
+def another_thread_captures() -> Iterator[None]:
+    """Let another thread have the turn at capturing in a ``with`` block."""
+    begun, over = threading.Event(), threading.Event()
+
+    def work() -> None:
+        with turn(_driver.current()):
+            begun.set()
+            over.wait()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    begun.wait()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
 @pytest.mark.parametrize("returned", [tuple, list, lambda results: results[0]])
 def test_a_call_returns_a_list_whatever_the_function_returns_and_wherever_it_runs(
     lab: Lab, returned: Any
@@ -130,8 +153,7 @@ def test_a_call_returns_a_list_whatever_the_function_returns_and_wherever_it_run
     for number in range(4):
         step()
         if number == 1:
-            # As while another thread captures.
-            with graph_tree._recording:
+            with another_thread_captures():
                 found = fast([x := fresh(lab, 4)])
         else:
             found = fast([x := fresh(lab, 4)])

@@ -10,6 +10,7 @@ from typing import Any
 
 from cgraph import _driver, _torch
 from cgraph._captures.collector import collections_held_off
+from cgraph._captures.turns import turn
 from cgraph._driver import Driver, Pool
 from cgraph.errors import StateError
 
@@ -22,9 +23,10 @@ _frozen: set[tuple[Any, ...]] = set()
 @contextmanager
 def prepared(driver: Driver) -> Iterator[None]:
     """Prepare once for all captures of this thread in a ``with`` block."""
-    driver.synchronize()
-    gc.collect()
-    driver.empty_cache()
+    with turn(driver, waits=True):
+        driver.synchronize()
+        gc.collect()
+        driver.empty_cache()
     depth: int = getattr(_of_thread, "depth", 0)
     _of_thread.depth = depth + 1
     try:

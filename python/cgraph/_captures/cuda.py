@@ -14,6 +14,7 @@ from cgraph._captures.cuda_pools import CudaMemPool
 from cgraph._captures.cuda_recording import Recording
 from cgraph._captures.footprint import PoolState
 from cgraph._captures.label_recorder import LabelRecorder
+from cgraph._captures.turns import Turn
 from cgraph._driver import Handle, Pool
 from cgraph.errors import CaptureError, ForeignError
 from cgraph.mempool import MemPool
@@ -58,6 +59,8 @@ class Cuda:
                 f"capture_begin() while {stream} captures already: captures cannot be nested;"
                 " end the first one before"
             )
+        # Before anything that another thread's capture would see.
+        own = Turn(self)
         side = self._side_stream(device, ordinal)
         _torch.release_outliving()
         _torch.make_handles(ordinal)
@@ -76,7 +79,7 @@ class Cuda:
             generators,
             labels,
             statics,
-            mark,
+            (mark, own),
             resumes,
         )
 

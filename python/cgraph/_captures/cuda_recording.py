@@ -26,6 +26,7 @@ from cgraph._captures.cuda_pools import PoolHandle
 from cgraph._captures.footprint import Footprint, Meter, PoolSizes, in_blocks, is_recording
 from cgraph._captures.fresh_results import Results
 from cgraph._captures.label_recorder import LabelRecorder
+from cgraph._captures.turns import Turn
 from cgraph._driver import Captured, Handle
 from cgraph._source import levels_to_user
 from cgraph._text import first_line
@@ -62,10 +63,10 @@ class Recording:
         generators: list[Any],
         labels: LabelRecorder | None,
         statics: Sequence[torch.Tensor],
-        mark: _core.CaptureMark,
+        mark: tuple[_core.CaptureMark, Turn],
         resumes: Recording | None = None,
     ) -> None:
-        self._mark: _core.CaptureMark | None = mark
+        self._mark: tuple[_core.CaptureMark, Turn] | None = mark
         self._statics = statics
         self._device = device
         self._ordinal = ordinal
@@ -195,6 +196,8 @@ class Recording:
             try:
                 self._context.close()
             finally:
+                if self._mark is not None:
+                    self._mark[1].end()
                 self._mark = None
                 _torch.release_outliving()
                 _core.settle_pools()

@@ -21,6 +21,7 @@ from cgraph._captures.label_recorder import LabelRecorder
 from cgraph._captures.liveness import OutsideTensor
 from cgraph._captures.sim_copies import Deliver, Feed
 from cgraph._captures.sim_pools import SimHandle, SimMemPool
+from cgraph._captures.turns import Turn
 from cgraph._driver import Captured, Handle
 from cgraph._operators.operator_mode import OperatorMode
 from cgraph._operators.schemas import tensors_of, touches_memory
@@ -67,12 +68,14 @@ class Recording:
         simulator: Simulator,
         capture: _core.Capture,
         handle: SimHandle,
+        own: Turn,
         check_liveness: bool,
         generators: list[torch.Generator],
         labels: LabelRecorder | None,
         statics: Sequence[torch.Tensor],
         recorder: Recorder | None = None,
     ) -> None:
+        self._turn = own
         # Set from the end of the capture until it is finished.
         self._made: Captured | None = None
         self._feed = Feed(simulator, statics) if statics else None
@@ -178,6 +181,7 @@ class Recording:
             _torch.take_mode_away(self.recorder)
 
     def _end_recording(self) -> None:
+        self._turn.end()
         if self._labels is not None:
             self._labels.stop()
         self.recorder.over = True

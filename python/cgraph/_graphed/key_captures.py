@@ -13,7 +13,7 @@ from cgraph._graphed.call import Call
 from cgraph._graphed.key import Key
 from cgraph._graphed.observation import Observation, Reads
 from cgraph._graphed.options import Options
-from cgraph._graphed.pool_lock import locked_pool, wait_for_device
+from cgraph._graphed.device_turn import device_taken, wait_for_device
 from cgraph._graphed.record import BrokenError, Capture, CapturePlan, record
 from cgraph._graphed.recorded import Recorded
 from cgraph._graphed.size_capture import UnlikeError, record_sized
@@ -70,12 +70,12 @@ class KeyCaptures:
 
         Raises:
             BrokenError: The capture failed, and Python's state is as before.
-            PoolBusyError: Another thread captures into the pool.
+            DeviceBusyError: Another thread captures on the device.
         """
         assert key.shown is not None
         needs_grad = key.shown.needs_grad
         plan = self.plan(key, call, needs_grad=needs_grad)
-        with busy(), locked_pool(plan.pool):
+        with busy(), device_taken(plan.driver):
             wait_for_device(plan.driver)
             with _torch.without_gradients():
                 statics = self.memory.statics(plan.driver, call.tensors, not needs_grad)

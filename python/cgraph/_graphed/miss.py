@@ -21,7 +21,7 @@ from cgraph._graphed.observation import Reads
 from cgraph._graphed.observe import observe
 from cgraph._graphed.one_time_warnings import OneTimeWarnings
 from cgraph._graphed.options import Options
-from cgraph._graphed.pool_lock import PoolBusyError
+from cgraph._graphed.device_turn import DeviceBusyError
 from cgraph._graphed.reasons import (
     broken_by,
     fix_for,
@@ -311,8 +311,8 @@ class Answers:
             return self.once(key, reason, eager)
         try:
             captured = self.captures.capture(key, call)
-        except PoolBusyError:
-            return self.once(key, "another thread captures into the pool", eager)
+        except DeviceBusyError:
+            return self.once(key, "another thread captures on the device", eager)
         except BrokenError as error:
             return self._broken(key, error.cause, eager)
         except RuntimeError as error:

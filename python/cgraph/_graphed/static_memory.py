@@ -31,9 +31,9 @@ class PoolUse:
         users: The captures of these functions.
     """
 
-    def __init__(self, driver: Driver, handle: Handle) -> None:
+    def __init__(self, driver: Driver, handle: Handle, stream: Any) -> None:
         self._driver, self._handle = driver, handle
-        self.stream = driver.new_stream()
+        self.stream = stream
         self.lent = _core.LentResults(_torch.increment_versions)
         self.users: weakref.WeakSet[Any] = weakref.WeakSet()
         self._streams = [self.stream]
@@ -66,8 +66,11 @@ class PoolUse:
         name = *_number(driver), *handle
         use = _uses.get(name)
         if use is None:
+            owner = driver.mem_pool(handle) or pool
+            streams = {} if isinstance(owner, tuple) else _streams.setdefault(owner, {})
+            stream = streams.setdefault(_number(driver), driver.new_stream())
             # Another thread may make one meanwhile.
-            use = _uses.setdefault(name, cls(driver, handle))
+            use = _uses.setdefault(name, cls(driver, handle, stream))
         return use
 
 
@@ -135,10 +138,11 @@ class StaticMemory:
         return sum(use.nbytes() for _, use in self._pools.values())
 
     def clear(self) -> None:
-        """Forget pools and memory."""
-        self._pools.clear()
-        self._own_streams.clear()
+        """Forget memory, and pools that were not given: theirs goes."""
         self._buffers.clear()
+        if self._given is None:
+            self._pools.clear()
+            self._own_streams.clear()
 
     def _first_rows(self, form: Hashable, tensor: torch.Tensor) -> torch.Tensor | None:
         """Return as many rows of shared memory as a tensor has; None if there are fewer."""
@@ -167,6 +171,8 @@ def lock_of(pool: Pool | None) -> _core.FunctionLock:
 
 _locks: weakref.WeakValueDictionary[Handle, _core.FunctionLock] = weakref.WeakValueDictionary()
 _uses: weakref.WeakValueDictionary[tuple[int, ...], PoolUse] = weakref.WeakValueDictionary()
+# The streams of living pools: a later function can have blocks of the same stream only.
+_streams: weakref.WeakKeyDictionary[Any, dict[tuple[int, int], Any]] = weakref.WeakKeyDictionary()
 
 
 def _number(driver: Driver) -> tuple[int, int]:

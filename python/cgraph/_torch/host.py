@@ -8,12 +8,13 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import CodeType
 from typing import Any
 
 import torch
 
+from cgraph import _core
 from cgraph._torch.private_names import torch_version
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "keeps_state_of_captures",
     "on_stream",
     "quiet",
+    "release_hosts",
     "share_tracing_rules",
 ]
 
@@ -56,16 +58,38 @@ def HostGraph() -> Any:
 @functools.cache
 def _host_class() -> Any:
     base: Any = torch._C._CUDAGraph
-    if not hasattr(base, "_retain_pool"):
-        return base
 
     class Host(base):  # type: ignore[misc]
-        """A graph that takes a pool, not its token, from ``use_mem_pool`` while it captures."""
+        """A graph whose end waits for that of a capture: torch would break it."""
 
-        def _retain_pool(self, pool: Any) -> None:
-            super()._retain_pool(getattr(pool, "id", pool))
+        def __init__(self, keep_graph: bool) -> None:
+            super().__init__(keep_graph)
+            self._ordinal = torch.cuda.current_device() if torch.cuda.is_initialized() else 0
 
+        def __del__(self) -> None:
+            """Stay until :func:`release_hosts` while the device captures."""
+            is_over = sys.is_finalizing() or _core.is_forked()
+            if not is_over and _core.Device.cuda(self._ordinal).has_captures():
+                _late.append(self)
+
+    if hasattr(base, "_retain_pool"):
+        # While it captures, ``use_mem_pool`` gives a pool, not its token.
+        def retain(self: Any, pool: Any) -> None:
+            base._retain_pool(self, getattr(pool, "id", pool))
+
+        Host._retain_pool = retain
     return Host
+
+
+_late: list[Any] = []
+
+
+def release_hosts() -> None:
+    """Let torch's graphs go that waited for the end of a capture."""
+    for one in list(_late):
+        if not _core.Device.cuda(one._ordinal).has_captures():
+            with suppress(ValueError):  # another thread may have let it go
+                _late.remove(one)
 
 
 def is_torch_graph(graph: object) -> bool:

@@ -16,7 +16,7 @@ import torch
 from cgraph import _core
 from cgraph._driver import Handle
 from cgraph._torch.allocator_use import is_quiet
-from cgraph._torch.host import HostGraph, on_stream, quiet
+from cgraph._torch.host import HostGraph, on_stream, quiet, release_hosts
 from cgraph.errors import ForeignError, OutOfMemoryError
 
 __all__ = [
@@ -272,7 +272,11 @@ def leave_to_process(one: object) -> None:
 
 
 def release_outliving() -> None:
-    """Release the pools whose objects are gone; torch's next emptying gives them back."""
+    """Release the pools whose objects are gone; torch's next emptying gives them back.
+
+    So are graphs of torch that are gone.
+    """
+    release_hosts()
     with suppress(IndexError):
         while True:
             _outliving.pop()[0].release()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import logging
-import threading
 import weakref
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
@@ -17,6 +16,7 @@ from cgraph import _core, _torch
 from cgraph._captures.last_stream import last_stream
 from cgraph._captures.pool_blocks import PoolBlocks
 from cgraph._captures.sim_pools import SimMemPool
+from cgraph._captures.turns import Turn
 from cgraph._driver import Driver, Handle
 from cgraph._source import forget_locals
 from cgraph._trees.function import RESET, Function
@@ -32,8 +32,6 @@ __all__ = ["GraphTree"]
 _log = logging.getLogger("cgraph.trees")
 # The static inputs that a text names.
 _MOST_MOVED = 4
-# One thread at a time records, on any device.
-_recording = threading.Lock()
 # A node, the number of one of its pieces of memory, and where that begins.
 _HeldOutput = tuple[Node, int, int]
 _Ended = tuple[Sequence[_HeldOutput], bool]
@@ -175,13 +173,16 @@ class GraphTree(_core.Tree):
                 return self._run(function, inputs, "mutation", min(written))
             new.copy(moving)
             self._note_moved(function, new.moved)
-            # A capture of another thread allows no wait.
-            if _recording.acquire(blocking=False):
-                try:
-                    if self._can_wait():
-                        return self._recorded(function, inputs, new)
-                finally:
-                    _recording.release()
+            try:
+                mine = Turn(self._driver)
+            except CaptureError:
+                return self._run(function, inputs, "capture elsewhere", 0)
+            try:
+                # A capture of another thread allows no wait.
+                if self._can_wait():
+                    return self._recorded(function, inputs, new)
+            finally:
+                mine.end()
             return self._run(function, inputs, "capture elsewhere", 0)
 
     def _recorded(self, function: Function, inputs: list[Any], new: _core.NewNode) -> Sequence[Any]:

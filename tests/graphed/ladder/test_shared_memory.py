@@ -417,3 +417,23 @@ def test_breaks_get_containers_classes_and_attributes_as_they_were(lab: Lab) -> 
         graph.replay()
     assert log == [32.0] * 3
     assert seen["class"] is nn.Parameter
+
+
+def test_functions_made_one_after_another_with_one_pool_take_its_memory_again(lab: Lab) -> None:
+    pool, taken = cgraph.MemPool(), []
+    with torch.no_grad():
+        for number in range(4):
+            layer = torch.nn.Linear(64, 512).to(lab.device)
+            function = cgraph.graphed(lambda x, layer=layer: torch.relu(layer(x)), pool=pool)
+            for _ in range(3):
+                x = fresh(lab, 128, 64)
+                assert torch.allclose(function(x), torch.relu(layer(x)), atol=1e-4)
+            taken.append(pool.stats()["reserved"])
+            if number == 1:
+                function.reset()
+                function.capture(fresh(lab, 128, 64), progress=False)
+                taken.append(pool.stats()["reserved"])
+            del function
+            gc.collect()
+            lab.sync()
+    assert len(set(taken)) == 1, taken

@@ -1,0 +1,81 @@
+"""Turns at capturing: on one device, one thread at a time captures.
+
+torch's random state and allocator follow one capture of a device, and a thread that prepares a
+capture waits for the device, which CUDA forbids while another one is open.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+
+import torch
+
+from cgraph import _driver
+from cgraph._driver import Driver
+from cgraph.errors import CaptureError
+
+__all__ = ["Turn", "turn"]
+
+_Place = tuple[int, int]
+_changed = threading.Condition()
+_taken: dict[_Place, list[Turn]] = {}
+
+
+class Turn:
+    """The right of this thread to capture on a driver's current device, until it ends.
+
+    Args:
+        driver: The driver in force.
+        waits: True to wait until no other thread has the right.
+
+    Raises:
+        CaptureError: Another thread has it, and this one does not wait, or that one has ended.
+    """
+
+    def __init__(self, driver: Driver, *, waits: bool = False) -> None:
+        self._is_over = True
+        on_gpu = driver.device_type == "cuda"
+        ordinal = torch.cuda.current_device() if on_gpu else 0
+        self._place = _driver.number(), ordinal
+        self._thread = threading.current_thread()
+        with _changed:
+            while (other := self._other()) is not None:
+                if not waits or not other.is_alive():
+                    where = f"cuda:{ordinal}" if on_gpu else "the simulator"
+                    raise CaptureError(
+                        f"a capture while another thread ({other.name}) is capturing on {where}:"
+                        " captures of a device come one after another; begin it when that capture"
+                        " has ended"
+                    )
+                # A thread may end without a word.
+                _changed.wait(1.0)
+            _taken.setdefault(self._place, []).append(self)
+            self._is_over = False
+
+    def end(self) -> None:
+        """Let other threads capture, from any thread."""
+        with _changed:
+            if not self._is_over:
+                self._is_over = True
+                _taken[self._place].remove(self)
+                _changed.notify_all()
+
+    def _other(self) -> threading.Thread | None:
+        """Return another thread that captures here."""
+        threads = (one._thread for one in _taken.get(self._place, ()))
+        return next((one for one in threads if one is not self._thread), None)
+
+    def __del__(self) -> None:
+        self.end()
+
+
+@contextlib.contextmanager
+def turn(driver: Driver, *, waits: bool = False) -> Iterator[None]:
+    """Let only this thread capture in a ``with`` block, on a driver's current device."""
+    mine = Turn(driver, waits=waits)
+    try:
+        yield
+    finally:
+        mine.end()
