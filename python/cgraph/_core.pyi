@@ -622,8 +622,8 @@ class StepSource:
 class Tree:
     """The graphs of one pool, and the path that calls have taken.
 
-    A derived class has ``_record``, which makes nodes, ``_end``, which takes outputs away,
-    ``_apart``, which copies an input, and ``_eager``, which is told of other calls.
+    A derived class has ``_record``, which makes nodes, ``_end``, which takes outputs away, and
+    ``_eager``, which is told of other calls.
     """
 
     def __new__(
@@ -632,6 +632,7 @@ class Tree:
         steps: StepSource,
         last_stream: LastStream | None,
         set_error: Callable[..., Any],
+        exchanges: bool,
         is_capturing: Callable[[], bool],
         is_intercepted: Callable[[], bool],
         forward_ad: dict[str, Any],
@@ -642,7 +643,13 @@ class Tree:
         """Take the lock that one thread at a time holds to call a function."""
     def __exit__(self, *error: object) -> None: ...
     def add(
-        self, mode: str, statics: Sequence[int], mutated: Sequence[int], limit: int | None = None
+        self,
+        mode: str,
+        statics: Sequence[int],
+        mutated: Sequence[int],
+        limit: int | None = None,
+        pair: int | None = None,
+        part: int = 0,
     ) -> int:
         """Add a function for ``"inference"``, ``"forward"`` or ``"backward"``; return its number.
 
@@ -651,7 +658,7 @@ class Tree:
     @property
     def is_busy(self) -> bool:
         """True if a call is under way, as seen from inside of it."""
-    def set_running_backward(self) -> None:
+    def set_running_backward(self, pair: int | None = None) -> None:
         """Note that a backward pass runs without the tree."""
     @property
     def has_pending_backward(self) -> bool:
@@ -660,7 +667,12 @@ class Tree:
     def held_outputs(self) -> int:
         """The number of outputs of the path that somebody holds."""
     def end_path(self) -> tuple[list[tuple[Any, int, int]], bool] | None:
-        """End the path; return its outputs that are held, and whether they own their blocks."""
+        """End the path; return its outputs that are held, and whether they own their blocks.
+
+        A path that has ended comes again until :meth:`forget_ended`.
+        """
+    def forget_ended(self) -> None:
+        """Note that the outputs of the path that has ended are taken away."""
     def clear(self) -> None:
         """Drop all nodes. The path has been ended."""
     @property
@@ -703,13 +715,27 @@ class TreeNode:
         spans: Sequence[tuple[int, int]],
         stand_ins: Sequence[tuple[int, Callable[[], Any]]],
         outputs: list[tuple[str, Any]],
+        with_gradients: Sequence[int],
         places: Sequence[int],
         keeps_held: bool,
         reader: TensorReader,
         count_uses: Callable[[int], int] | None,
     ) -> Self: ...
-    def hold(self, prototypes: tuple[Any, ...], storages: Sequence[tuple[int, int]]) -> None:
-        """Take the prototypes, and of each piece its storage and the references to it."""
+    def hold(
+        self,
+        prototypes: tuple[Any, ...],
+        storages: Sequence[tuple[int, int]],
+        ends: Sequence[Callable[[], object]] = ...,
+    ) -> None:
+        """Take the prototypes, and of each piece its storage and the references to it.
+
+        At the same time, ``ends`` are called.
+        """
+    def note_kept(self, bytes: int) -> None:
+        """Count bytes of outputs that were copied as somebody held them."""
+    @property
+    def kept_bytes(self) -> int:
+        """The bytes of its outputs that were copied as somebody held them."""
     def is_held(self, index: int) -> bool:
         """Return whether somebody holds a piece of its memory."""
     @property

@@ -229,8 +229,8 @@ class Driver(Protocol):
         addresses of blocks, as tensors have them, that are free then.
         """
 
-    def give_up(self, handle: Handle, storages: Sequence[_torch.WeakStorage]) -> None:
-        """Make the blocks of living storages free."""
+    def give_up(self, handle: Handle, starts: Sequence[int]) -> None:
+        """Make blocks free, by where they begin, whose storages have other memory now."""
 
     def poison(self, handle: Handle) -> None:
         """Wait, then set all bytes of a living pool that no block uses to 0xFF, which is NaN."""

@@ -217,9 +217,9 @@ class Simulator:
         """Make the blocks in use of a pool those of a checkpoint again."""
         self.pools.known[handle[0], handle[1]].restore(state, live, dead)
 
-    def give_up(self, handle: Handle, storages: Sequence[_torch.WeakStorage]) -> None:
-        """Make the blocks of living storages free."""
-        self.pools.known[handle[0], handle[1]].give_up(storages)
+    def give_up(self, handle: Handle, starts: Sequence[int]) -> None:
+        """Make blocks free whose storages have other memory now."""
+        self.pools.known[handle[0], handle[1]].give_up(starts)
 
     def poison(self, handle: Handle) -> None:
         """Set all bytes of a living pool that no block uses to 0xFF."""

@@ -143,7 +143,7 @@ def test_an_error_of_an_overwritten_output_names_the_line_of_the_function(lab: L
     def squares(x: Tensor) -> Tensor:
         return x * x + 1
 
-    fast = torch.compile(squares, backend="cgraph")
+    fast = torch.compile(squares, backend="cgraph", options={"held_outputs": "raise"})
     with torch.no_grad():
         held = [fast(fresh(lab, 4)) for _ in range(5)]
     with pytest.raises(RuntimeError, match=r"squares \(test_compile.py:\d+\)"):

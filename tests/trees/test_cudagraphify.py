@@ -90,11 +90,31 @@ def test_results_of_one_step_may_change_places_as_inputs_of_the_next(lab: Lab) -
         assert torch.allclose(y, want[1])
 
 
-@pytest.mark.parametrize(
+RAISES = {"held_outputs": "raise"}
+aliases = pytest.mark.parametrize(
     "alias", [lambda y: y, torch.Tensor.detach, lambda y: y[1:], lambda y: y.view(-1)]
 )
-def test_an_output_of_an_earlier_step_raises_whatever_refers_to_it(lab: Lab, alias: Any) -> None:
+
+
+@aliases
+def test_outputs_that_are_held_when_their_step_ends_stay_right_whatever_refers_to_them(
+    lab: Lab, alias: Any
+) -> None:
     fast = in_tree(lab, half, fresh(lab, 4, 4))
+    held = []
+    for _ in range(8):
+        step()
+        held.append((alias(fast(x := fresh(lab, 4, 4))), alias(half(x))))
+        for found, want in held:
+            torch.testing.assert_close(found, want)
+    assert graphs_of(fast) == 1
+
+
+@aliases
+def test_with_an_option_an_output_of_an_earlier_step_raises_whatever_refers_to_it(
+    lab: Lab, alias: Any
+) -> None:
+    fast = in_tree(lab, half, fresh(lab, 4, 4), options=RAISES)
     for _ in range(4):
         step()
         held = alias(fast(fresh(lab, 4, 4)))
@@ -110,7 +130,7 @@ def test_an_output_of_an_earlier_step_raises_whatever_refers_to_it(lab: Lab, ali
 
 
 def test_outputs_of_recordings_raise_after_their_step_as_those_of_replays_do(lab: Lab) -> None:
-    fast = in_tree(lab, half, fresh(lab, 4))
+    fast = in_tree(lab, half, fresh(lab, 4), options=RAISES)
     held = []
     for _ in range(5):
         step()
@@ -120,6 +140,32 @@ def test_outputs_of_recordings_raise_after_their_step_as_those_of_replays_do(lab
     for one in held:
         with pytest.raises(RuntimeError, match="overwritten by a subsequent run"):
             one.sum()
+
+
+def test_an_output_of_the_step_that_ends_stays_right_as_an_argument_also_where_others_raise(
+    lab: Lab,
+) -> None:
+    fast = in_tree(lab, lambda x: (x * 2, x + 1), fresh(lab, 4), options=RAISES)
+    x = fresh(lab, 4)
+    for _ in range(6):
+        step()
+        before, want = x, x.clone()
+        x, other = fast(x)
+        torch.testing.assert_close(before, want)
+        torch.testing.assert_close(x, want * 2)
+        torch.testing.assert_close(other, want + 1)
+
+
+def test_the_report_says_how_many_bytes_of_held_outputs_were_copied(lab: Lab) -> None:
+    fast = in_tree(lab, half, fresh(lab, 256))
+    for _ in range(6):
+        step()
+        y = fast(fresh(lab, 256))
+    del y
+    # The first run had ordinary memory, and the last result is in the pool.
+    [tree] = trees.report().trees
+    assert tree.kept_bytes == 4 * 1024
+    assert "4.0 KiB of held outputs copied" in str(tree)
 
 
 def test_gradients_that_are_held_when_their_step_ends_get_memory_of_their_own(lab: Lab) -> None:
@@ -402,7 +448,7 @@ def test_lazy_conjugates_and_small_views_of_held_outputs_are_as_in_eager(lab: La
 
 def test_marks_of_torch_begin_steps_also_where_they_come_late(lab: Lab) -> None:
     trees.reset()
-    fast, held = in_tree(lab, half, fresh(lab, 4)), []
+    fast, held = in_tree(lab, half, fresh(lab, 4), options=RAISES), []
     for _ in range(8):
         torch.compiler.cudagraph_mark_step_begin()
         held.append(fast(x := fresh(lab, 4)))

@@ -61,7 +61,7 @@ def graphs() -> int:
         ({"strikt": True}, "unknown option 'strikt': did you mean 'strict'"),
         ({"foo": 1}, "unknown option 'foo': expected one of strict, input_mutation"),
         ({"strict": "yes"}, "strict is 'yes', expected True or False"),
-        ({"held_outputs": "drop"}, "held_outputs is 'drop', expected 'raise' or 'keep'"),
+        ({"held_outputs": "drop"}, "held_outputs is 'drop', expected 'keep' or 'raise'"),
         ({"max_sizes": -1}, "max_sizes is -1, expected a number, at least 0"),
         ({"capture_sizes": 2.5}, "capture_sizes is 2.5, expected sizes"),
         ({"capture_sizes": ["a"]}, "capture_sizes is .'a'., expected sizes"),

@@ -27,7 +27,7 @@ fn one_function(function: Function) -> (Tree, FunctionId) {
     let mut tree = Tree::default();
     let id = tree.add(function);
     tree.ran(id);
-    tree.set_running_backward();
+    tree.set_running_backward(None);
     (tree, id)
 }
 
@@ -48,6 +48,8 @@ fn step(number: i64) -> Step {
 fn function(mode: Mode) -> Function {
     Function {
         mode,
+        pair: None,
+        part: 0,
         statics: vec![0],
         mutated: vec![],
         limit: Some(2),
@@ -59,7 +61,7 @@ fn recorded(tree: &mut Tree, call: &Call<'_>, held: &mut Held, output: u64) -> O
     let Answer::Record(_) = tree.decide(call, held) else {
         return None;
     };
-    tree.take_ended();
+    tree.forget_ended();
     let open = tree.open(call, held);
     Some(tree.close(open, vec![output], held))
 }
@@ -170,14 +172,14 @@ fn a_step_does_not_begin_while_a_backward_pass_is_pending_unless_it_is_marked() 
         tree.decide(&call(forward, step(2)), &mut held),
         Answer::Record(Some(node))
     );
-    assert_eq!(tree.take_ended(), None);
+    assert_eq!(tree.ended(), None);
     tree.decide(&call(backward, step(2)), &mut held);
     assert!(!tree.has_pending_backward());
     assert_eq!(
         tree.decide(&call(forward, step(3)), &mut held),
         Answer::Run(node)
     );
-    let ended = tree.take_ended().expect("the step has ended");
+    let ended = tree.ended().expect("the step has ended");
     assert_eq!(ended.live, [(OutputId { node, index: 0 }, 1)]);
     let marked = Step {
         number: -1,
@@ -187,6 +189,45 @@ fn a_step_does_not_begin_while_a_backward_pass_is_pending_unless_it_is_marked() 
         tree.decide(&call(forward, marked), &mut held),
         Answer::Run(node)
     );
+}
+
+#[test]
+fn a_forward_pass_waits_for_its_own_backward_pass() {
+    let mut tree = Tree::default();
+    let of = |mode, pair, part| Function {
+        pair: Some(pair),
+        part,
+        ..function(mode)
+    };
+    let [first, second] = [1, 2].map(|pair| tree.add(of(Mode::Forward, pair, 0)));
+    let [of_first, of_second] = [1, 2].map(|pair| tree.add(of(Mode::Backward, pair, 0)));
+    let rest_of_second = tree.add(of(Mode::Backward, 2, 1));
+    for id in [first, second, of_first, of_second, rest_of_second] {
+        tree.ran(id);
+    }
+    let (inputs, mut held) = ([at(100)], Held::default());
+    let call = |function, number| Call {
+        function,
+        inputs: &inputs,
+        step: step(number),
+    };
+    let made = [(first, 1), (second, 2), (second, 3)];
+    for (place, (id, number)) in made.into_iter().enumerate() {
+        let output = 10 + u64::try_from(place).expect("small");
+        let node = recorded(&mut tree, &call(id, number), &mut held, output).expect("a recording");
+        held.by_user.insert(OutputId { node, index: 0 });
+    }
+    // Two forward passes of the second pair wait, and one of the first.
+    for (id, waits) in [
+        (of_second, true),
+        (rest_of_second, true),
+        (of_second, true),
+        (of_second, true),
+        (of_first, false),
+    ] {
+        tree.decide(&call(id, 3), &mut held);
+        assert_eq!(tree.has_pending_backward(), waits);
+    }
 }
 
 #[test]

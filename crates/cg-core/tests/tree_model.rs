@@ -71,6 +71,8 @@ impl Lab {
         let mut tree = Tree::default();
         let function = Function {
             mode: Mode::Inference,
+            pair: None,
+            part: 0,
             statics: vec![],
             mutated: vec![],
             limit: None,
@@ -179,8 +181,8 @@ impl Lab {
             step,
         };
         let answer = self.tree.decide(&call, &mut self.held);
-        let ended = self.tree.take_ended();
-        let live = ended.map_or(0, |ended| ended.live.len());
+        let live = self.tree.ended().map_or(0, |ended| ended.live.len());
+        self.tree.forget_ended();
         prop_assert_eq!(live, 0, "within a step only paths end that nobody holds");
         match answer {
             Answer::Run(id) => {
@@ -270,7 +272,7 @@ impl Lab {
     fn next_step(&mut self) {
         self.step += 1;
         self.tree.end_path(&self.held);
-        self.tree.take_ended();
+        self.tree.forget_ended();
         self.held.by_user.clear();
         self.path.clear();
         self.owns = false;

@@ -156,10 +156,8 @@ class Cuda:
         """Make the blocks in use of a pool those of a checkpoint again."""
         _torch.restore_allocator_state(torch.cuda.current_device(), state, live, dead)
 
-    def give_up(self, handle: Handle, storages: Sequence[_torch.WeakStorage]) -> None:
-        """Make the blocks of living storages free."""
-        for storage in storages:
-            _torch.give_up_block(storage)
+    def give_up(self, handle: Handle, starts: Sequence[int]) -> None:
+        """Do nothing: a block went with the storage that had got it."""
 
     def poison(self, handle: Handle) -> None:
         """Set all bytes of a living pool that no block uses to 0xFF."""

@@ -179,10 +179,11 @@ class SimMemPool(MemPool):
             self._begins(block)
             self._owners[block.host_address] = _owner_of(block, storage)
 
-    def give_up(self, storages: Sequence[_torch.WeakStorage]) -> None:
-        """Make the blocks of living storages free."""
-        for storage in storages:
-            self._owners.pop(storage.address)[0].clear()
+    def give_up(self, starts: Sequence[int]) -> None:
+        """Make blocks free whose storages have other memory now."""
+        for start in starts:
+            owner, _ = self._owners.pop(start, ([], 0))
+            owner.clear()
 
     def _drop_dead(self) -> None:
         """Free the blocks of storages that are gone and have weak references still.

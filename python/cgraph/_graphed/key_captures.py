@@ -10,10 +10,10 @@ from cgraph._captures.busy import busy
 from cgraph._captures.pool_blocks import PoolBlocks
 from cgraph._graphed.cache import Keys
 from cgraph._graphed.call import Call
+from cgraph._graphed.device_turn import device_taken, wait_for_device
 from cgraph._graphed.key import Key
 from cgraph._graphed.observation import Observation, Reads
 from cgraph._graphed.options import Options
-from cgraph._graphed.device_turn import device_taken, wait_for_device
 from cgraph._graphed.record import BrokenError, Capture, CapturePlan, record
 from cgraph._graphed.recorded import Recorded
 from cgraph._graphed.size_capture import UnlikeError, record_sized

@@ -14,6 +14,7 @@ from cgraph._explanation.findings import KINDS, fix_of
 from cgraph._graphed.arguments import Arguments
 from cgraph._graphed.cache import Family, Keys
 from cgraph._graphed.call import Call
+from cgraph._graphed.device_turn import DeviceBusyError
 from cgraph._graphed.entry import entry_of, entry_of_graph
 from cgraph._graphed.key import Key, Reason
 from cgraph._graphed.key_captures import KeyCaptures
@@ -21,7 +22,6 @@ from cgraph._graphed.observation import Reads
 from cgraph._graphed.observe import observe
 from cgraph._graphed.one_time_warnings import OneTimeWarnings
 from cgraph._graphed.options import Options
-from cgraph._graphed.device_turn import DeviceBusyError
 from cgraph._graphed.reasons import (
     broken_by,
     fix_for,

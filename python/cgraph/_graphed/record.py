@@ -18,10 +18,10 @@ from cgraph._captures.collector import collections_held_off
 from cgraph._captures.spelled_out import SpelledOut
 from cgraph._driver import Driver, Handle
 from cgraph._graphed.call import Call, dense_like
+from cgraph._graphed.device_turn import wait_for_device
 from cgraph._graphed.leaf_gradients import LeafGradients, detached
 from cgraph._graphed.observation import Observation, Reads
 from cgraph._graphed.options import Options
-from cgraph._graphed.device_turn import wait_for_device
 from cgraph._graphed.reasons import reason_against_result
 from cgraph._graphed.recorded import Recorded
 from cgraph._graphed.results import Result

@@ -12,17 +12,18 @@ import torch
 
 from cgraph import _core
 from cgraph._driver import Handle
-from cgraph._torch.private_names import of_torch, torch_version
-from cgraph._torch.tensors import WeakStorage, without_modes
+from cgraph._torch.private_names import lacks, of_torch, torch_version
+from cgraph._torch.tensors import WeakStorage, copy_each, without_modes
 
 __all__ = [
     "allocator_state",
+    "copied_memory",
     "count_uses",
     "counts_uses_natively",
-    "give_memory",
-    "give_up_block",
-    "gives_memory",
+    "exchange",
+    "exchanges_natively",
     "make_stale",
+    "no_memory",
     "restore_allocator_state",
     "set_stale",
 ]
@@ -50,11 +51,6 @@ def restore_allocator_state(
         of_torch._cuda_cudaCachingAllocator_raw_delete(address)
 
 
-def give_up_block(storage: WeakStorage) -> None:
-    """Give the block of a living storage back to the allocator: others may get it."""
-    of_torch._free_And_Remove_DeleterFn(storage.pointer)
-
-
 set_stale = of_torch.function("_set_storage_data_ptr_access_error_msg")
 """Let each access to the memory of a storage, by the address of the object, raise a text."""
 
@@ -64,39 +60,45 @@ def make_stale(storage: WeakStorage, message: str) -> None:
     set_stale(storage.pointer, message)
 
 
-def gives_memory() -> bool:
-    """Return whether :func:`give_memory` can give a storage other memory in this torch."""
-    return hasattr(torch.UntypedStorage, "_swap_data_ptr_") or _exchanges_memory()
-
-
-def give_memory(storage: WeakStorage) -> None:
-    """Give a storage, if it lives, memory of its own with the same contents.
-
-    Tensors over it do not notice. Its memory before goes.
-    """
-    living = storage.get()
-    if living is None:
-        return
+def copied_memory(storages: Sequence[torch.UntypedStorage]) -> list[torch.UntypedStorage]:
+    """Return storages with the same contents, copied in as few launches as possible."""
     with without_modes(), torch.no_grad(), torch.inference_mode(False):
-        nbytes, device = living.nbytes(), living.device
-        before = torch.empty(0, dtype=torch.uint8, device=device).set_(living, 0, (nbytes,), (1,))
-        copy = torch.empty(nbytes, dtype=torch.uint8, device=device)
-        copy.copy_(before)
-    _exchange(living, copy.untyped_storage())
+        rows = [_bytes_of(one) for one in storages]
+        copies = [torch.empty_like(one) for one in rows]
+        if copies:
+            copy_each(copies, rows)
+    return [one.untyped_storage() for one in copies]
 
 
-def _exchange(one: torch.UntypedStorage, other: torch.UntypedStorage) -> None:
+def no_memory(device: torch.device) -> torch.UntypedStorage:
+    """Return a storage without bytes, which may be resized."""
+    with without_modes(), torch.inference_mode(False):
+        return torch.empty(0, dtype=torch.uint8, device=device).untyped_storage()
+
+
+def exchange(one: torch.UntypedStorage, other: torch.UntypedStorage) -> Callable[[], None]:
+    """Return what lets two storages exchange their memory, in one call of native code.
+
+    Tensors over them do not notice.
+
+    Raises:
+        TorchError: That cannot be done in this torch.
+    """
     if hasattr(one, "_swap_data_ptr_"):
-        one._swap_data_ptr_(other)
-    else:
-        _core.exchange_memory(one._cdata, other._cdata)
+        return functools.partial(one._swap_data_ptr_, other)
+    if not exchanges_natively():
+        raise lacks("torch.UntypedStorage._swap_data_ptr_")
+    return functools.partial(_core.exchange_memory, one._cdata, other._cdata)
+
+
+def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
+    made = torch.empty(0, dtype=torch.uint8, device=storage.device)
+    return made.set_(storage, 0, (storage.nbytes(),), (1,))
 
 
 @functools.cache
-def _exchanges_memory() -> bool:
+def exchanges_natively() -> bool:
     """Return whether the memory of storages is where known versions have it."""
-    if not counts_uses_natively():
-        return False
     with without_modes(), torch.inference_mode(False):
         buffer = bytearray(b"12345678")
         lent, own = torch.frombuffer(buffer, dtype=torch.uint8), torch.zeros(8, dtype=torch.uint8)

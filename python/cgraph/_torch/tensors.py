@@ -257,10 +257,12 @@ class WeakStorage:
         pointer: The address of torch's object, which stays, if not its memory.
     """
 
+    pointer: int = 0
+
     def __init__(self, tensor: torch.Tensor) -> None:
         storage = tensor.untyped_storage()
         self.address = storage.data_ptr()
-        self.pointer: int = storage._weak_ref()  # type: ignore[assignment]
+        self.pointer = storage._weak_ref()  # type: ignore[assignment]
 
     def get(self) -> torch.UntypedStorage | None:
         """Return the storage; None if it is gone."""
@@ -269,7 +271,8 @@ class WeakStorage:
         return storage
 
     def __del__(self) -> None:
-        torch.UntypedStorage._free_weak_ref(self.pointer)
+        if self.pointer:
+            torch.UntypedStorage._free_weak_ref(self.pointer)
 
 
 def memory_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -31,7 +33,13 @@ class Manager:
     def __init__(self, name: str, options: TreeOptions, *, realigns: bool) -> None:
         self._name, self._options = name, options
         self._realigns = realigns
-        self.parts = 0
+        self._pair: int | None = next(_pairs)
+        self._parts: collections.Counter[str] = collections.Counter()
+
+    @property
+    def parts(self) -> int:
+        """The number of functions that it was given."""
+        return self._parts.total()
 
     def cudagraphify(
         self,
@@ -47,12 +55,20 @@ class Manager:
     ) -> Cudagraphified:
         """Return a function of the device's tree."""
         mode = mode_name(is_backward, is_inference)
-        number, self.parts = self.parts, self.parts + 1
-        name = f"{self._name}, {mode}" + (f", part {number}" if number else "")
+        part = self._parts[mode]
+        self._parts[mode] += 1
+        name = f"{self._name}, {mode}" + (f", part {part}" if part else "")
         if self._realigns:
             model = _torch.realigned(model, mutated_input_idxs)
         description = Description(
-            name, mode, static_input_idxs, mutated_input_idxs, self._options, placeholders
+            name,
+            mode,
+            static_input_idxs,
+            mutated_input_idxs,
+            self._options,
+            placeholders,
+            self._pair,
+            part,
         )
         return Cudagraphified(model, device_index, description, may_be_on_host=True)
 
@@ -78,7 +94,10 @@ class Manager:
 
     def set_running_backward(self, device_index: int) -> None:
         """Note that a backward pass runs that is not captured."""
-        tree_of(device_index).set_running_backward()
+        tree_of(device_index).set_running_backward(self._pair)
+
+
+_pairs = itertools.count()
 
 
 class _AllGraphs(Manager):
@@ -86,6 +105,8 @@ class _AllGraphs(Manager):
 
     def __init__(self) -> None:
         super().__init__("a compiled function", TreeOptions(), realigns=True)
+        # What is one pair, torch does not tell.
+        self._pair = None
 
     def cudagraphify(
         self,
@@ -96,7 +117,9 @@ class _AllGraphs(Manager):
     ) -> Cudagraphified:
         """Return a function of the device's tree, named by the line of its first result."""
         name = _torch.line_of_first(stack_traces or ()) or self._name
-        return Manager(name, TreeOptions.of(None), realigns=True).cudagraphify(model, **kwargs)
+        one = Manager(name, TreeOptions.of(None), realigns=True)
+        one._pair = None
+        return one.cudagraphify(model, **kwargs)
 
     def skip(self, reason: str, *, is_counted: bool = False) -> None:
         """Do nothing."""

@@ -144,7 +144,7 @@ class Cudagraphified:
     def _uncaptured(self, inputs: list[Any]) -> Any:
         """Run the function as it was written."""
         if self._description.mode == "backward":
-            tree_of(self._device_index).set_running_backward()
+            tree_of(self._device_index).set_running_backward(self._description.pair)
         return self._model(inputs)
 
     def _require_places(self, count: int) -> None:

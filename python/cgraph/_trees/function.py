@@ -28,6 +28,8 @@ class Description:
         mutated: The places of inputs that it writes.
         options: Its options.
         placeholders: What Inductor knows of its inputs.
+        pair: The number that a forward pass and its backward pass share, if that is known.
+        part: Its number among the parts of its pass.
     """
 
     name: str
@@ -36,6 +38,8 @@ class Description:
     mutated: Collection[int]
     options: TreeOptions
     placeholders: Sequence[Any] = ()
+    pair: int | None = None
+    part: int = 0
 
     @property
     def keeps_held(self) -> bool:
@@ -77,7 +81,8 @@ class Function(_core.TreeFunction):
         """
         statics, mutated = sorted(set(description.statics)), sorted(set(description.mutated))
         limit = description.options.max_rerecords
-        number = tree.add(description.mode, statics, mutated, limit)
+        place = description.pair, description.part
+        number = tree.add(description.mode, statics, mutated, limit, *place)
         message = _OVERWRITTEN.format(name=description.name)
         function = super().__new__(cls, tree, number, model, inputs, message, elsewhere)
         function.tree, function.description = tree, description

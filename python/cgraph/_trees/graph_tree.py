@@ -70,6 +70,7 @@ class GraphTree(_core.Tree):
             steps,
             last,
             _torch.set_stale,
+            _torch.exchanges_natively(),
             is_current_stream_capturing,
             _torch.is_intercepted,
             _torch.forward_ad,
@@ -109,6 +110,7 @@ class GraphTree(_core.Tree):
                 self._follow()
                 if (ended := self.end_path()) is not None:
                     self._end(None, *ended)
+                    self.forget_ended()
                 # Replays in flight would keep the pool.
                 self._can_wait()
             finally:
@@ -286,8 +288,16 @@ class GraphTree(_core.Tree):
         path: list[Node] = new.path
         for node in path:
             node.let_outputs_own()
-        live = [node.owning[piece] for node, piece, _ in new.live]
         dead = [address for _, _, address in new.dead]
+        live, kept = [], []
+        for node, piece, address in new.live:
+            storage = node.owning[piece]
+            # Garbage may have gone meanwhile. From here on the others stay.
+            if (one := storage.get()) is None:
+                dead.append(address)
+            else:
+                live.append(storage)
+                kept.append(one)
         try:
             self._driver.restore(self._pool, path[-1].checkpoint, live, dead)
         except BaseException:
@@ -301,16 +311,9 @@ class GraphTree(_core.Tree):
 
     def _end_for(self, function: Function, inputs: list[Any], ended: _Ended) -> None:
         """End a path with a call, whose inputs may be outputs of it: these stay right."""
-        live, owns = ended
-        addresses = {_torch.start_of(one) for one in inputs if isinstance(one, torch.Tensor)}
-        if _torch.gives_memory():
-            self._end(function, live, owns, addresses)
-            return
-        ending = {address for _, _, address in live}
-        for place, one in enumerate(inputs):
-            if isinstance(one, torch.Tensor) and _torch.start_of(one) in ending:
-                inputs[place] = _torch.clone_with_strides(one)
-        self._end(function, live, owns)
+        kept = [_torch.start_of(one) for one in inputs if isinstance(one, torch.Tensor)]
+        self._end(function, *ended, kept)
+        self.forget_ended()
 
     def _end(
         self,
@@ -321,44 +324,47 @@ class GraphTree(_core.Tree):
     ) -> None:
         """Take the outputs of a path that has ended away from those who hold them.
 
-        Gradients get memory of their own instead: they are to be added to in later steps. So do
-        outputs that begin at the addresses ``kept``, and all if there is no function.
+        Outputs get memory of their own if their node says so, as gradients, which are to be added
+        to in later steps. So do those that begin at the addresses ``kept``, and all if there is no
+        function. What accesses others raises. Wherever it is interrupted, it may be done again.
         """
-        found: dict[Node, dict[int, int]] = {}
-        for node, piece, address in live:
-            found.setdefault(node, {})[piece] = address
-        left = []
-        for node, pieces in found.items():
-            chosen = sorted(pieces)
-            storages = [node.owning[one] for one in chosen] if owns else node.replace(chosen)
-            keeps = node.keeps_held or function is None
-            left += [
-                (storage, keeps or pieces[one] in kept)
-                for one, storage in zip(chosen, storages, strict=True)
-            ]
-        if owns:
-            self._driver.give_up(self._pool, [storage for storage, _ in left])
         message = RESET if function is None else function.message
-        try:
-            while left:
-                storage, keeps = left[-1]
-                if keeps and _torch.gives_memory():
-                    _torch.give_memory(storage)
-                else:
-                    _torch.make_stale(storage, message)
-                left.pop()
-        finally:
-            for storage, _ in left:
-                _torch.make_stale(storage, message)
+        keeping = {*kept}
+        held = []
+        for node, piece, address in live:
+            if (storage := node.storage(piece)) is not None:
+                keeps = node.keeps_held or function is None or address in keeping
+                held.append((node, piece, address, storage, keeps))
+        copies = iter(_torch.copied_memory([storage for *_, storage, keeps in held if keeps]))
+        ends: dict[Node, dict[int, torch.UntypedStorage | None]] = {}
+        for node, piece, address, storage, keeps in held:
+            copy = next(copies) if keeps else None
+            if copy is not None:
+                node.note_kept(copy.nbytes())
+            ends.setdefault(node, {})[piece] = copy
             if owns:
-                for node in self._owning:
-                    node.hold_prototypes()
-                self._owning = []
+                self._free(address, storage, copy, message)
+        if owns:
+            while self._owning:
+                self._owning[-1].hold_prototypes()
+                self._owning.pop()
+            return
+        for node, pieces in ends.items():
+            node.end(pieces, message)
 
-    @staticmethod
-    def _apart(tensor: torch.Tensor) -> torch.Tensor:
-        """Return a copy of an input that lies in an output of a path that ends with the call."""
-        return _torch.clone_with_strides(tensor)
+    def _free(
+        self,
+        block: int,
+        storage: torch.UntypedStorage,
+        copy: torch.UntypedStorage | None,
+        message: str,
+    ) -> None:
+        """Take its block away from a storage that owns it, and give it a copy or an error."""
+        if copy is None:
+            _torch.set_stale(storage._cdata, message)
+            copy = _torch.no_memory(storage.device)
+        _torch.exchange(storage, copy)()
+        self._driver.give_up(self._pool, [block])
 
     def _eager(
         self,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,6 +51,8 @@ class Node(_core.TreeNode):
     # Storages whose blocks outputs own; None where prototypes stand for them.
     _owning: list[_torch.WeakStorage] | None
     _unused: list[torch.Tensor]
+    # The storages of the pieces, so that others do not get their addresses.
+    _kept: list[_torch.WeakStorage]
 
     def __new__(
         cls,
@@ -85,7 +88,7 @@ class Node(_core.TreeNode):
             _torch.tensor_reader(),
             None if _torch.counts_uses_natively() else _torch.count_uses,
         )
-        node.graph = graph
+        node.graph, node._kept = graph, []
         node._unused = _prototypes(outputs.new)
         node._own(outputs.storages)
         return node
@@ -108,28 +111,50 @@ class Node(_core.TreeNode):
 
     def hold_prototypes(self) -> None:
         """Hold prototypes again: no output owns its block any more."""
-        unused, self._unused = self._unused, []
-        self._hold(unused)
-        self._owning = None
+        if self._owning is not None:
+            self._hold(self._unused)
+            self._owning, self._unused = None, []
 
-    def replace(self, pieces: Iterable[int]) -> list[_torch.WeakStorage]:
-        """Make new prototypes in place of those of some pieces; return the storages before."""
+    def storage(self, piece: int) -> torch.UntypedStorage | None:
+        """Return the storage of a piece of memory that somebody may hold; None if it is gone."""
+        if self._owning is not None:
+            return self._owning[piece].get()
+        return self.first_prototype(piece).untyped_storage()
+
+    def end(self, pieces: Mapping[int, torch.UntypedStorage | None], message: str) -> None:
+        """Take pieces away from those who hold them, where prototypes stand for the outputs.
+
+        Other prototypes are in place of those of the pieces then. One native call does it, so that
+        an interrupt finds all of it done or nothing.
+
+        Args:
+            pieces: The memory that holders of a piece get; None to let each access raise.
+            message: The text of the error.
+        """
         before = list(self.prototypes)
-        chosen = set(pieces)
-        places = [place for place, piece in enumerate(self.places) if piece in chosen]
+        places = [place for place, piece in enumerate(self.places) if piece in pieces]
         new = dict(zip(places, _prototypes([before[place] for place in places]), strict=True))
-        storages = [_torch.WeakStorage(self._firsts(before)[piece]) for piece in sorted(chosen)]
-        self._hold([new.get(place, one) for place, one in enumerate(before)])
-        return storages
+        ends: list[Callable[[], object]] = []
+        for piece, other in pieces.items():
+            storage = self.first_prototype(piece).untyped_storage()
+            if other is None:
+                ends.append(functools.partial(_torch.set_stale, storage._cdata, message))
+            else:
+                ends.append(_torch.exchange(storage, other))
+        self._hold([new.get(place, one) for place, one in enumerate(before)], ends)
 
     def _own(self, storages: list[_torch.WeakStorage]) -> None:
         self._owning = storages
         self.hold((), [(one.pointer, 0) for one in storages])
 
-    def _hold(self, prototypes: Sequence[torch.Tensor]) -> None:
+    def _hold(
+        self, prototypes: Sequence[torch.Tensor], ends: Sequence[Callable[[], object]] = ()
+    ) -> None:
         storages = [_torch.WeakStorage(one) for one in self._firsts(prototypes)]
         uses = [(one.pointer, _torch.count_uses(one.pointer)) for one in storages]
-        self.hold(tuple(prototypes), uses)
+        # Those before are in use until the node holds the others.
+        self._kept = [*self._kept, *storages]
+        self.hold(tuple(prototypes), uses, list(ends))
         self._kept = storages
 
     def _firsts(self, prototypes: Sequence[torch.Tensor]) -> list[torch.Tensor]:

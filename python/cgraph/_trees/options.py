@@ -21,8 +21,8 @@ class TreeOptions:
     Attributes:
         strict: What cannot be captured raises.
         input_mutation: Functions that write to their inputs are captured.
-        held_outputs: Outputs that are held when their step ends raise at their next use, or get
-            memory of their own.
+        held_outputs: Outputs that are held when their step ends get memory of their own, or raise
+            at their next use.
         skip_dynamic_graphs: Functions with inputs that are sizes are not captured.
         capture_sizes: The sizes that are captured; all if None.
         max_sizes: How many sizes are captured; any number if None.
@@ -32,7 +32,7 @@ class TreeOptions:
 
     strict: bool = False
     input_mutation: bool = True
-    held_outputs: Literal["raise", "keep"] = "raise"
+    held_outputs: Literal["keep", "raise"] = "keep"
     skip_dynamic_graphs: bool = False
     capture_sizes: tuple[tuple[int, ...], ...] | None = None
     max_sizes: int | None = None
@@ -96,7 +96,7 @@ def _held(name: str, given: Any) -> str:
     # The other word is torch's.
     given = "keep" if given == "user_visible" else given
     if given not in ("raise", "keep"):
-        raise ArgumentError(f"{name} is {given!r:.80}, expected 'raise' or 'keep'")
+        raise ArgumentError(f"{name} is {given!r:.80}, expected 'keep' or 'raise'")
     return str(given)
 
 

@@ -52,6 +52,7 @@ class TreeReport:
         held_outputs: The number of outputs of the step that somebody holds.
         has_pending_backward: A forward pass waits for its backward pass.
         reserved_bytes: The bytes of its pool.
+        kept_bytes: The bytes of outputs that were copied, as they were held when their step ended.
     """
 
     device: int
@@ -61,6 +62,7 @@ class TreeReport:
     held_outputs: int
     has_pending_backward: bool
     reserved_bytes: int
+    kept_bytes: int = 0
 
     def __str__(self) -> str:
         """Return one line."""
@@ -72,6 +74,8 @@ class TreeReport:
         ]
         if self.has_pending_backward:
             parts.append("a backward pass is awaited")
+        if self.kept_bytes:
+            parts.append(f"{in_units(self.kept_bytes)} of held outputs copied")
         return f"tree of device {self.device}: {', '.join(parts)}"
 
 
@@ -143,6 +147,7 @@ def _described(device: int, tree: GraphTree) -> TreeReport:
         tree.held_outputs,
         tree.has_pending_backward,
         tree.reserved_bytes,
+        sum(node.kept_bytes for *_, node in tree.nodes),
     )
 
 

@@ -11,7 +11,7 @@ pub struct FunctionId(pub u32);
 pub enum Mode {
     /// It computes without a backward pass to come.
     Inference,
-    /// A backward pass follows: until one has begun, only a marked step begins a new path.
+    /// Its backward pass follows: until that has begun, only a marked step begins a new path.
     Forward,
     /// It is a backward pass.
     Backward,
@@ -22,6 +22,11 @@ pub enum Mode {
 pub struct Function {
     /// What it is for.
     pub mode: Mode,
+    /// The number that a forward pass and its backward pass share; none if that is not known: then any backward
+    /// pass is the one that all wait for.
+    pub pair: Option<u32>,
+    /// Its number among the parts of that pass, which run one after another.
+    pub part: u32,
     /// The inputs that are at the same address in each call.
     pub statics: Vec<u32>,
     /// The inputs that it writes.

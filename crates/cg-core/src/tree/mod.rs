@@ -75,7 +75,6 @@ pub struct Tree {
     step: Option<i64>,
     /// A function has run for the first time since the step began.
     has_first_run: bool,
-    pending_backward: bool,
 }
 
 #[derive(Debug)]
@@ -103,17 +102,23 @@ impl Tree {
 
     /// Decide what is to be done with a call.
     ///
-    /// It may end the path: see [`Self::take_ended`].
+    /// It may end the path: see [`Self::ended`]. There is none from before.
     pub fn decide(&mut self, call: &Call<'_>, holders: &mut impl Holders) -> Answer {
         let answer = self.answer(call, holders);
-        self.follow_mode(call.function);
+        self.follow(call.function);
         answer
     }
 
-    /// Return the path that the last decision has ended. Its outputs must be made inaccessible once the call is
-    /// enqueued, and before the next one.
-    pub fn take_ended(&mut self) -> Option<Ended> {
-        self.ended.take()
+    /// Return the path that a decision has ended: who holds an output of it must lose its memory before anything
+    /// else uses that. Then [`Self::forget_ended`] follows.
+    #[must_use]
+    pub fn ended(&self) -> Option<&Ended> {
+        self.ended.as_ref()
+    }
+
+    /// Forget the path that a decision has ended.
+    pub fn forget_ended(&mut self) {
+        self.ended = None;
     }
 
     /// End the path.
@@ -127,15 +132,15 @@ impl Tree {
 
     /// Note that a function runs without the tree.
     pub fn ran(&mut self, function: FunctionId) {
-        let known = &mut self.functions[function.0 as usize];
-        self.has_first_run |= !known.has_run;
-        known.has_run = true;
-        self.follow_mode(function);
+        self.note_run(function);
+        self.follow(function);
     }
 
-    /// Note that a backward pass runs without the tree.
-    pub fn set_running_backward(&mut self) {
-        self.pending_backward = false;
+    /// Note that a backward pass runs without the tree: that of a pair, if this is known.
+    pub fn set_running_backward(&mut self, pair: Option<u32>) {
+        if let Some(path) = &mut self.path {
+            path.end_waiting(pair);
+        }
     }
 
     /// Drop all nodes; functions stay. The path has been ended.
@@ -147,10 +152,10 @@ impl Tree {
         };
     }
 
-    /// Return whether a forward pass waits for its backward pass.
+    /// Return whether a forward pass of the path waits for its backward pass.
     #[must_use]
     pub fn has_pending_backward(&self) -> bool {
-        self.pending_backward
+        self.path.as_ref().is_some_and(Path::is_waiting)
     }
 
     /// Begin a recording, which [`Self::decide`] has answered. The inputs are still held, and what it has
@@ -294,7 +299,7 @@ impl Tree {
 impl Tree {
     fn answer(&mut self, call: &Call<'_>, holders: &mut impl Holders) -> Answer {
         let is_next = self.step != Some(call.step.number);
-        let begins = is_next && (call.step.is_marked || !self.pending_backward);
+        let begins = is_next && (call.step.is_marked || !self.has_pending_backward());
         self.step = Some(call.step.number);
         self.has_first_run &= !begins;
         if begins || (self.path_owns() && self.is_dead(holders)) {
@@ -312,11 +317,18 @@ impl Tree {
         self.answer_anew(call, holders)
     }
 
-    fn follow_mode(&mut self, function: FunctionId) {
-        match self.functions[function.0 as usize].function.mode {
-            Mode::Forward => self.pending_backward = true,
-            Mode::Backward => self.pending_backward = false,
-            Mode::Inference => {}
+    fn note_run(&mut self, function: FunctionId) {
+        let known = &mut self.functions[function.0 as usize];
+        self.has_first_run |= !known.has_run;
+        known.has_run = true;
+    }
+
+    /// Let the forward pass whose backward pass a function is wait no more.
+    fn follow(&mut self, function: FunctionId) {
+        let function = &self.functions[function.0 as usize].function;
+        if function.mode == Mode::Backward && function.part == 0 {
+            let pair = function.pair;
+            self.set_running_backward(pair);
         }
     }
 
@@ -330,7 +342,7 @@ impl Tree {
         let may_put_off = self.has_first_run && call.step.is_counted();
         let known = &mut self.functions[call.function.0 as usize];
         if !known.has_run {
-            self.ran(call.function);
+            self.note_run(call.function);
             return Answer::Eager(Reason::FirstRun);
         }
         if may_put_off && known.put_off < MOST_REPEATS {
@@ -432,9 +444,15 @@ impl Tree {
     }
 
     fn extend_path(&mut self, id: NodeId, state: PathState) {
+        let function = self.node(id).function;
+        let of = &self.functions[function.0 as usize].function;
         let path = self.path.get_or_insert_with(Path::default);
         path.state = state;
         path.nodes.push(id);
+        if of.mode == Mode::Forward && of.part == 0 {
+            // One that runs without the tree has memory of its own.
+            path.wait(of.pair);
+        }
     }
 
     fn siblings(&self, parent: Option<NodeId>, function: FunctionId) -> &[NodeId] {

@@ -136,38 +136,26 @@ enum Done<'py> {
 }
 
 impl TreeFunction {
-    /// Copy the inputs that lie in outputs of a path that ends with the call: a replay may write there while it
-    /// copies them.
-    fn set_apart(
+    /// Take outputs of a path that has ended away from those who hold them; inputs of the call are kept. Where that
+    /// fails, the next call goes on with it before anything uses the memory.
+    #[inline]
+    fn end_path(
         &self,
-        items: &mut [Option<Bound<'_, PyAny>>],
-        places: &[Input],
-        node: &TreeNode,
-        ended: &EndedPath,
+        function: &Bound<'_, Self>,
+        inner: &mut Inner,
+        inputs: &[Input],
     ) -> PyResult<()> {
-        for place in node.copied() {
-            if ended.0.iter().any(|(.., at)| *at == places[*place].memory)
-                && let Some(given) = items[*place].take()
-            {
-                items[*place] = Some(self.apart(&given, node, *place)?);
-            }
+        let py = function.py();
+        let Some(ended) = inner.ended(py) else {
+            return Ok(());
+        };
+        let tree = self.tree.bind(py);
+        if let Some((live, owns)) = tree.get().take_away(py, ended, inputs, &self.message)? {
+            let kept: Vec<u64> = inputs.iter().map(|input| input.memory).collect();
+            tree.call_method1(intern!(py, "_end"), (function, live, owns, kept))?;
         }
+        inner.core.forget_ended();
         Ok(())
-    }
-
-    /// Return a copy of an input.
-    fn apart<'py>(
-        &self,
-        tensor: &Bound<'py, PyAny>,
-        node: &TreeNode,
-        place: usize,
-    ) -> PyResult<Bound<'py, PyAny>> {
-        let py = tensor.py();
-        if node.has_span(place) {
-            let tree = self.tree.bind(py);
-            return tree.call_method1(intern!(py, "_apart"), (tensor,));
-        }
-        tensor.call_method0(intern!(py, "clone"))
     }
 
     /// Return whether an input is on the host that is on the device in captures.
@@ -203,7 +191,15 @@ impl TreeFunction {
         let tree = self.tree.get();
         let step = tree.steps.get().step(py)?;
         let items: Items<'py> = list.iter().map(Some).collect();
-        let places = locations(tree.reader.get(), items.iter().flatten())?;
+        let mut places = locations(tree.reader.get(), items.iter().flatten())?;
+        if inner.core.ended().is_some() {
+            // A call before was interrupted.
+            if let Some(before) = &tree.last_stream {
+                before.get().follow(py)?;
+            }
+            self.end_path(function, inner, &places)?;
+            places = locations(tree.reader.get(), items.iter().flatten())?;
+        }
         let mut held = HeldInputs::new(py, &inner.nodes.0, items);
         list.del_slice(0, list.len())?;
         let call = Call {
@@ -218,19 +214,12 @@ impl TreeFunction {
         let items = match answer {
             Answer::Run(id) => {
                 let node = inner.nodes.get(py, id);
-                let mut items = held.items;
+                let items = held.items;
                 let stream = match &tree.last_stream {
                     Some(before) => before.get().follow(py)?,
                     None => None,
                 };
-                if let Some(ended) = inner.take_ended(py) {
-                    let apart = self.set_apart(&mut items, &places, node.get(), &ended);
-                    if let Some((live, owns)) = tree.take_away(py, ended, &self.message)? {
-                        self.tree
-                            .call_method1(py, intern!(py, "_end"), (function, live, owns))?;
-                    }
-                    apart?;
-                }
+                self.end_path(function, inner, &places)?;
                 node.get().replay(py, &items, stream)?;
                 inner.core.entered(id);
                 return Ok(Done::Run(node, items));
@@ -242,11 +231,11 @@ impl TreeFunction {
         }
         drop(items);
         if let Answer::Eager(reason) = answer {
-            return Ok(Done::Eager(reason, inner.take_ended(py)));
+            return Ok(Done::Eager(reason, inner.ended(py)));
         }
         let holders = HeldInputs::new(py, &inner.nodes.0, SmallVec::new());
         let open = inner.core.open(&call, &holders);
-        let ended = inner.take_ended(py);
+        let ended = inner.ended(py);
         let tree = self.tree.clone_ref(py);
         let made = NewNode::new(py, tree, open, ended, (&inner.core, &inner.nodes));
         inner.is_recording = true;

@@ -8,7 +8,7 @@ mod steps;
 
 use std::collections::HashMap;
 
-use cg_core::tree::{Ended, Function, Mode, NodeId, Open, OutputId};
+use cg_core::tree::{Ended, Function, Input, Mode, NodeId, Open, OutputId};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use pyo3::{PyTraverseError, PyVisit};
@@ -53,11 +53,22 @@ pub(crate) struct Tree {
 }
 
 /// What outputs are taken away with.
-struct Renewal {
+pub(super) struct Renewal {
     new_tensor: NewTensor,
     is_inference: Tells,
     /// Lets each access to a storage, by the address of the object, raise an error with a text.
     set_error: Py<PyAny>,
+    /// Two storages can exchange their memory here.
+    exchanges: bool,
+}
+
+/// What becomes of an output that somebody holds when its path ends.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum End {
+    /// It gets memory of its own.
+    Kept,
+    /// Each access raises an error.
+    Stale,
 }
 
 #[derive(Default)]
@@ -75,7 +86,8 @@ struct Nodes(Vec<Py<TreeNode>>);
 #[pymethods]
 impl Tree {
     /// `reader` reads inputs, `steps` tells the step of a call, and `last_stream` orders replays on
-    /// different streams; `set_error` lets each access to a storage raise a text. `functions` are addresses of
+    /// different streams; `set_error` lets each access to a storage raise a text, and `exchanges` says that
+    /// [`exchange_memory`] is right in this torch. `functions` are addresses of
     /// torch's functions for modes and for new tensors; the rest is as for
     /// [`crate::dispatch::Dispatcher`].
     #[new]
@@ -89,6 +101,7 @@ impl Tree {
         steps: Py<StepSource>,
         last_stream: Option<Py<LastStream>>,
         set_error: Py<PyAny>,
+        exchanges: bool,
         is_capturing: Py<PyAny>,
         is_intercepted: Py<PyAny>,
         forward_ad: Py<PyDict>,
@@ -108,13 +121,16 @@ impl Tree {
                     new_tensor,
                     is_inference: raw::tells(is_inference),
                     set_error,
+                    exchanges,
                 }),
             observers: Observers::new(&functions, keys, is_intercepted, forward_ad),
         }
     }
 
-    /// Add a function that is for `"inference"`, `"forward"` or `"backward"`; its number.
-    #[pyo3(signature = (mode, statics, mutated, limit=None))]
+    /// Add a function that is for `"inference"`, `"forward"` or `"backward"`; its number. A forward pass and its
+    /// backward pass have the number `pair`, and each pass has parts.
+    #[pyo3(signature = (mode, statics, mutated, limit=None, pair=None, part=0))]
+    #[expect(clippy::too_many_arguments, reason = "given once for each function")]
     fn add(
         &self,
         py: Python<'_>,
@@ -122,6 +138,8 @@ impl Tree {
         statics: Vec<u32>,
         mutated: Vec<u32>,
         limit: Option<u32>,
+        pair: Option<u32>,
+        part: u32,
     ) -> PyResult<u32> {
         let mode = match mode {
             "inference" => Mode::Inference,
@@ -134,6 +152,8 @@ impl Tree {
         };
         let function = Function {
             mode,
+            pair,
+            part,
             statics,
             mutated,
             limit,
@@ -150,8 +170,9 @@ impl Tree {
     }
 
     /// Note that a backward pass runs without the tree.
-    fn set_running_backward(&self, py: Python<'_>) {
-        self.with(py, |inner| inner.core.set_running_backward());
+    #[pyo3(signature = (pair=None))]
+    fn set_running_backward(&self, py: Python<'_>, pair: Option<u32>) {
+        self.with(py, |inner| inner.core.set_running_backward(pair));
     }
 
     /// Whether a forward pass waits for its backward pass.
@@ -171,14 +192,22 @@ impl Tree {
         .unwrap_or_default()
     }
 
-    /// End the path; its outputs that somebody holds, and whether they own their blocks.
+    /// End the path, unless one has ended whose outputs nobody has taken away yet; its outputs that somebody holds,
+    /// and whether they own their blocks.
     fn end_path(&self, py: Python<'_>) -> Option<EndedPath> {
         self.with(py, |inner| {
-            let holders = HeldInputs::new(py, &inner.nodes.0, SmallVec::new());
-            inner.core.end_path(&holders);
-            inner.take_ended(py)
+            if inner.core.ended().is_none() {
+                let holders = HeldInputs::new(py, &inner.nodes.0, SmallVec::new());
+                inner.core.end_path(&holders);
+            }
+            inner.ended(py)
         })
         .flatten()
+    }
+
+    /// Note that the outputs of the path that has ended are taken away.
+    fn forget_ended(&self, py: Python<'_>) {
+        self.with(py, |inner| inner.core.forget_ended());
     }
 
     /// Drop all nodes. The path has been ended.
@@ -251,12 +280,14 @@ impl Tree {
         Ok(may_capture && self.is_capturing.bind(py).call0()?.is_truthy()?)
     }
 
-    /// Take outputs of a path that has ended away from those who hold them; those that only Python can.
+    /// Take outputs of a path that has ended away from those who hold them; return those that only Python can.
+    /// The inputs of the call are kept.
     #[inline]
     fn take_away(
         &self,
         py: Python<'_>,
         ended: EndedPath,
+        inputs: &[Input],
         message: &Py<PyAny>,
     ) -> PyResult<Option<EndedPath>> {
         let (live, owns) = ended;
@@ -269,8 +300,13 @@ impl Tree {
         };
         let mut left = Vec::new();
         for (node, index, address) in live {
-            let (new, with) = (&renewal.new_tensor, (&renewal.set_error, message));
-            if !node.get().take_away(py, index, new, with)? {
+            let is_input = inputs.iter().any(|input| input.memory == address);
+            let end = if is_input || node.get().keeps_held() {
+                End::Kept
+            } else {
+                End::Stale
+            };
+            if !node.get().take_away(py, index, end, renewal, message)? {
                 left.push((node, index, address));
             }
         }
@@ -296,12 +332,16 @@ impl Tree {
 }
 
 impl Inner {
-    /// Return the path that the last decision has ended, if anything is to be done about it.
+    /// Return the path that has ended, if anything is to be done about it; else forget it.
     #[inline]
-    fn take_ended(&mut self, py: Python<'_>) -> Option<EndedPath> {
-        let ended = self.core.take_ended()?;
-        let has_work = ended.owns || !ended.live.is_empty();
-        has_work.then(|| (self.nodes.ended(py, &ended), ended.owns))
+    fn ended(&mut self, py: Python<'_>) -> Option<EndedPath> {
+        let ended = self.core.ended()?;
+        let live = self.nodes.ended(py, ended);
+        if ended.owns || !live.is_empty() {
+            return Some((live, ended.owns));
+        }
+        self.core.forget_ended();
+        None
     }
 }
 
@@ -321,8 +361,12 @@ impl Nodes {
         outputs.map(of).collect()
     }
 
+    /// The outputs of a path that has ended that somebody holds still.
     fn ended(&self, py: Python<'_>, ended: &Ended) -> Vec<HeldOutput> {
-        let live = ended.live.iter();
+        let live = ended.live.iter().filter(|(one, _)| {
+            let node = self.0[one.node.0 as usize].get();
+            node.is_alive(py, one.index as usize)
+        });
         let of =
             |(one, memory): &(OutputId, u64)| (self.get(py, one.node), one.index as usize, *memory);
         live.map(of).collect()

@@ -8,9 +8,10 @@ use pyo3::types::{PyList, PyTuple};
 use pyo3::{PyTraverseError, PyVisit};
 use smallvec::SmallVec;
 
+use super::{End, Renewal};
 use crate::error::argument;
 use crate::graph::{Graph, ReplayTensors};
-use crate::raw::{self, Attached, Form, NewTensor};
+use crate::raw::{self, Attached, Form};
 use crate::tensors::{TensorReader, View, is_lazy};
 
 /// A recorded call.
@@ -39,6 +40,8 @@ pub(crate) struct TreeNode {
     /// Counts the references to a storage, by the address of its object; none where that is read in place.
     count_uses: Option<Py<PyAny>>,
     replays: AtomicU64,
+    /// The bytes of its outputs that were copied as somebody held them.
+    kept: AtomicU64,
 }
 
 enum Replay {
@@ -70,6 +73,8 @@ struct Blank {
     sizes: Box<[i64]>,
     strides: Box<[i64]>,
     offset: i64,
+    /// A clone of it has memory of the same size, with each element in the same place.
+    is_dense: bool,
 }
 
 /// The storage of a piece of memory.
@@ -124,12 +129,21 @@ impl TreeNode {
             reader,
             count_uses,
             replays: AtomicU64::new(0),
+            kept: AtomicU64::new(0),
         })
     }
 
     /// Take the prototypes, and the storage of each piece: its address, and how many references to it are
     /// not a caller's. The caller keeps the storages, by these tensors or by weak references.
-    fn hold(&self, prototypes: Bound<'_, PyTuple>, storages: Vec<(u64, u32)>) -> PyResult<()> {
+    ///
+    /// At the same time, `ends` are called with nothing: they end what callers have.
+    #[pyo3(signature = (prototypes, storages, ends=Vec::new()))]
+    fn hold(
+        &self,
+        prototypes: Bound<'_, PyTuple>,
+        storages: Vec<(u64, u32)>,
+        ends: Vec<Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
         let py = prototypes.py();
         let blanks = (0..storages.len()).map(|piece| self.blank(&prototypes, piece));
         let blanks: Vec<_> = blanks.collect::<PyResult<_>>()?;
@@ -137,8 +151,23 @@ impl TreeNode {
         let pieces = storages.into_iter();
         let pieces = pieces.map(|(storage, own)| Piece { storage, own });
         drop(self.pieces.replace(py, pieces.collect()));
-        drop(self.prototypes.replace(py, prototypes.unbind()));
+        let before = self.prototypes.replace(py, prototypes.unbind());
+        for end in ends {
+            end.call0()?;
+        }
+        drop(before);
         Ok(())
+    }
+
+    /// Count bytes of outputs that were copied as somebody held them.
+    fn note_kept(&self, bytes: u64) {
+        self.kept.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// The bytes of its outputs that were copied as somebody held them.
+    #[getter]
+    fn kept_bytes(&self) -> u64 {
+        self.kept.load(Ordering::Relaxed)
     }
 
     /// Return how often it was replayed for a call.
@@ -149,7 +178,7 @@ impl TreeNode {
 
     /// Outputs that are held when the path ends get memory of their own.
     #[getter]
-    fn keeps_held(&self) -> bool {
+    pub(super) fn keeps_held(&self) -> bool {
         self.keeps_held
     }
 
@@ -206,36 +235,30 @@ impl TreeNode {
         counted.and_then(|uses| uses.extract()).unwrap_or(u32::MAX)
     }
 
-    /// Take a piece away from those who hold it: what accesses its storage raises `message` by `set_error`, and
-    /// the prototype is another one. False if only Python can do that.
+    /// Take a piece away from those who hold it: they get other memory, or what accesses theirs raises `message`. The
+    /// prototype is another one. False if only Python can do that.
     #[inline]
     pub(super) fn take_away(
         &self,
         py: Python<'_>,
         index: usize,
-        with: &NewTensor,
-        (set_error, message): (&Py<PyAny>, &Py<PyAny>),
+        end: End,
+        with: &Renewal,
+        message: &Py<PyAny>,
     ) -> PyResult<bool> {
-        if self.keeps_held || self.count_uses.is_some() {
+        if self.count_uses.is_some() || (end == End::Kept && !with.exchanges) {
             return Ok(false);
         }
+        let prototypes = self.prototypes.get(py).into_bound(py);
         let blanks = self.blanks.take(py);
         let made = blanks
             .get(index)
             .and_then(Option::as_ref)
-            .and_then(|blank| {
-                let extents = (&*blank.sizes, &*blank.strides, blank.offset);
-                let made = with.over(py, blank.memory, &blank.form, extents)?;
-                // Python's object of a storage counts, and stays: it is made before others make it.
-                made.call_method0(intern!(py, "untyped_storage")).ok()?;
-                let storage = self.reader.get().fast()?.storage(&made)?;
-                Some((blank.number, made, storage))
-            });
+            .and_then(|blank| blank.renew(self.reader.get(), &prototypes, end, with));
         drop(self.blanks.replace(py, blanks));
         let Some((number, made, storage)) = made else {
             return Ok(false);
         };
-        let prototypes = self.prototypes.get(py).into_bound(py);
         let others = prototypes.iter_borrowed().enumerate();
         let next: SmallVec<[Bound<'_, PyAny>; 8]> = others
             .map(|(place, one)| {
@@ -253,7 +276,16 @@ impl TreeNode {
         drop(self.pieces.replace(py, pieces));
         // The storage before lives as long as its prototype.
         let others = self.prototypes.replace(py, next);
-        set_error.call1(py, (before.storage, message))?;
+        match end {
+            End::Kept => {
+                raw::exchange_memory(before.storage, storage);
+                let bytes = prototypes
+                    .get_item(number)?
+                    .getattr(intern!(py, "nbytes"))?;
+                self.note_kept(bytes.extract()?);
+            }
+            End::Stale => drop(with.set_error.call1(py, (before.storage, message))?),
+        }
         drop(others);
         Ok(true)
     }
@@ -295,7 +327,9 @@ impl TreeNode {
             // The new storage would be smaller.
             return Ok(None);
         }
+        let count: i64 = sizes.iter().product();
         Ok(Some(Blank {
+            is_dense: offset == 0 && count * element == nbytes,
             number,
             memory: reader.location(&tensor)?.1,
             form,
@@ -309,18 +343,6 @@ impl TreeNode {
     #[inline]
     pub(super) fn stand_ins(&self) -> &[(usize, Py<PyAny>)] {
         &self.stand_ins
-    }
-
-    /// Return whether an input that is copied is taken as elements in a row.
-    pub(super) fn has_span(&self, place: usize) -> bool {
-        let mut spans = self.spans.iter();
-        spans.any(|(number, _)| self.copied[*number] == place)
-    }
-
-    /// The places of the inputs that a replay copies.
-    #[inline]
-    pub(super) fn copied(&self) -> &[usize] {
-        &self.copied
     }
 
     /// Enqueue a replay with the inputs at the places that are copied.
@@ -378,6 +400,35 @@ impl TreeNode {
             outputs[*place].call_method0(intern!(py, "requires_grad_"))?;
         }
         PyList::new(py, outputs)
+    }
+}
+
+impl Blank {
+    /// Make the prototype anew, over the same memory, or over other memory with the same contents if the piece is
+    /// kept: its number, the tensor and its storage. None if only Python can do that.
+    fn renew<'py>(
+        &self,
+        reader: &TensorReader,
+        prototypes: &Bound<'py, PyTuple>,
+        end: End,
+        with: &Renewal,
+    ) -> Option<(usize, Bound<'py, PyAny>, u64)> {
+        let py = prototypes.py();
+        let made = match end {
+            End::Kept if !self.is_dense => return None,
+            End::Kept => {
+                let before = prototypes.get_item(self.number).ok()?;
+                before.call_method0(intern!(py, "clone")).ok()?
+            }
+            End::Stale => {
+                let extents = (&*self.sizes, &*self.strides, self.offset);
+                with.new_tensor.over(py, self.memory, &self.form, extents)?
+            }
+        };
+        // Python's object of a storage counts, and stays: it is made before others make it.
+        made.call_method0(intern!(py, "untyped_storage")).ok()?;
+        let storage = reader.fast()?.storage(&made)?;
+        Some((self.number, made, storage))
     }
 }
 
