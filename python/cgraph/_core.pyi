@@ -29,6 +29,7 @@ __all__ = [
     "PaddedGraph",
     "Pool",
     "Rung",
+    "SamePlaces",
     "Segments",
     "Signature",
     "Sim",
@@ -347,6 +348,15 @@ class TensorReader:
 
         Uses an unstable function of torch, if it is known and was right for the samples.
         """
+
+@final
+class SamePlaces:
+    """Tensors among the arguments of a call that must be, and lie, where they were."""
+
+    def __new__(cls, reader: TensorReader, args: tuple[Any, ...], places: Sequence[int]) -> Self:
+        """Take the tensors at these places."""
+    def moved(self, args: tuple[Any, ...]) -> int | None:
+        """Return the first place with another tensor, or one that lies elsewhere."""
 
 @final
 class Signature:

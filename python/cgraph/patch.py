@@ -72,6 +72,14 @@ class Patch:
                     _take_trees(-1)
                 _remove()
 
+    def __copy__(self) -> Patch:
+        """Return the patch itself: one patch is undone once."""
+        return self
+
+    def __deepcopy__(self, memo: object) -> Patch:
+        """Return the patch itself, as for a copy."""
+        return self
+
     def __enter__(self) -> Patch:
         """Return the patch, which is in force since it was made."""
         if not self._in_force:

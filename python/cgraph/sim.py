@@ -135,8 +135,12 @@ class Simulator:
                 " cgraph.graph, or make a stream of new_stream() current"
             )
         own = Turn(self)
-        handle = self.pools.resolve(pool)
-        capture = _core.Capture.begin(self.current_stream(), mode)
+        try:
+            handle = self.pools.resolve(pool)
+            capture = _core.Capture.begin(self.current_stream(), mode)
+        except BaseException:
+            own.end()
+            raise
         recorder = resumes.recorder if isinstance(resumes, Recording) else None
         options = check_liveness, generators, labels, statics, recorder
         try:

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -128,6 +129,27 @@ def private_pools() -> set[tuple[int, int]]:
     gc.collect()
     torch.cuda.empty_cache()
     return {tuple(one["segment_pool_id"]) for one in torch.cuda.memory_snapshot()} - {(0, 0)}
+
+
+def test_a_mark_of_a_static_input_counts_although_a_cache_has_the_code_without_it() -> None:
+    def layer(x: Tensor, cache: Tensor, at: Tensor) -> Tensor:
+        cache.index_copy_(0, at, x)
+        return torch.tanh(cache).sum(0)
+
+    for is_marked in (False, True):
+        torch.compiler.reset()
+        cgraph.trees.reset()
+        cache, reference = torch.zeros(8, 4, device="cuda"), torch.zeros(8, 4, device="cuda")
+        if is_marked:
+            torch._dynamo.mark_static_address(cache)
+        fast = torch.compile(layer, backend="cgraph")
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", cgraph.errors.EagerWarning)
+            for number in range(8):
+                x, at = torch.randn(1, 4, device="cuda"), torch.tensor([number], device="cuda")
+                got, want = fast(x, cache, at), layer(x, reference, at)
+                assert torch.allclose(got, want, atol=1e-4)
+        assert graphs() == is_marked
 
 
 def test_after_a_reset_no_segment_of_a_tree_is_left() -> None:

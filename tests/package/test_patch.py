@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import random
 import sys
@@ -312,3 +313,13 @@ def test_dynamo_imported_inside_knows_torchs_own_functions_afterwards() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "TorchInGraphFunctionVariable True", done.stderr
+
+
+def test_a_copy_of_a_patch_is_the_patch() -> None:
+    patch = cgraph.patch_torch()
+    copied = copy.copy(patch)
+    copied.undo()
+    patch.undo()
+    with cgraph.patch_torch():
+        assert torch.cuda.CUDAGraph is cgraph.CUDAGraph
+    assert torch.cuda.CUDAGraph is not cgraph.CUDAGraph

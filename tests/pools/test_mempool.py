@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import threading
 from typing import Any
 
 import pytest
@@ -281,22 +280,25 @@ def test_stats_have_their_names_and_agree_with_the_segments(lab: Lab) -> None:
 def test_a_pool_that_a_capture_uses_is_refused_to_another(sim: SimLab) -> None:
     x, pool = fresh(sim, 64), MemPool()
     first = cgraph.CUDAGraph()
-    refused: list[BaseException] = []
-
-    def capture_too() -> None:
-        with sim.use(sim.stream()):
-            try:
-                cgraph.CUDAGraph().capture_begin(pool=pool, capture_error_mode="thread_local")
-            except ForeignError as error:
-                refused.append(error)
-
     with cgraph.graph(first, pool=pool, capture_error_mode="thread_local"):
         y = x * 2
-        thread = threading.Thread(target=capture_too)
-        thread.start()
-        thread.join()
-    (error,) = refused
-    assert "another capture" in str(error)
+        with sim.use(sim.stream()), pytest.raises(ForeignError, match="another capture"):
+            cgraph.CUDAGraph().capture_begin(pool=pool, capture_error_mode="thread_local")
     first.replay()
     sim.sync()
+    assert torch.equal(y, x * 2)
+
+
+def test_what_looks_at_a_paused_pool_says_that_it_is_paused(lab: Lab) -> None:
+    pool, graph, x = MemPool(), cgraph.CUDAGraph(), fresh(lab, 4)
+    with cgraph.graph(graph, pool=pool):
+        y = x * 2
+    lab.sync()
+    pool.pause()
+    with pytest.raises(cgraph.errors.StateError, match=r"paused.*resume\(\)"):
+        cgraph.GraphLadder(pool).capture(1, lambda x: x * 2, x)
+    other = fresh(lab, 4)
+    assert cgraph.weak_ref(other) is not None
+    pool.resume()
+    graph.replay()
     assert torch.equal(y, x * 2)

@@ -156,6 +156,37 @@ def test_without_copies_an_input_that_has_moved_is_refused(lab: Lab) -> None:
         served.fast(served.rows(4))
 
 
+@pytest.mark.parametrize("fields", [{}, {"copy_inputs": False}])
+def test_row_2_49_a_weight_with_other_memory_than_at_the_capture_is_right_and_told(
+    lab: Lab, fields: dict[str, Any]
+) -> None:
+    served = Served(lab, Decoder(), capture_sizes=[4], **fields)
+    x = served.rows(4)
+    for _ in range(4):
+        x.normal_()
+        assert torch.allclose(served.fast(x), served.eager(x), atol=1e-5)
+    replays = served.backend.counters.replays
+    name, weight = next(iter(served.model.named_parameters()))
+    weight.data = torch.randn_like(weight)
+    served.eager.get_parameter(name).data.copy_(weight)
+    with pytest.warns(EagerWarning, match=f"{name.split('.')[0]}.*has other memory"):
+        for _ in range(2):
+            x.normal_()
+            assert torch.allclose(served.fast(x), served.eager(x), atol=1e-5)
+    served.backend.clear()
+    for _ in range(4):
+        x.normal_()
+        assert torch.allclose(served.fast(x), served.eager(x), atol=1e-5)
+    assert served.backend.counters.replays > replays
+
+
+@pytest.mark.parametrize("compiler", ["eager", "inductor"])
+def test_a_batch_without_rows_is_as_in_eager(lab: Lab, compiler: str) -> None:
+    served = Served(lab, Decoder(), capture_sizes=[2, 4], compiler=compiler, cache=False)
+    for size in (4, 3, 0, 2, 0):
+        served.check(size)
+
+
 class Writes(nn.Module):
     """A model that writes its input."""
 

@@ -485,3 +485,23 @@ def test_the_report_names_each_function_with_its_graphs_and_replays(lab: Lab) ->
     [one] = [one for one in report.functions if one.name == "half"]
     assert (one.mode, one.graphs, one.replays, one.eager) == ("inference", 1, 3, {"first run": 1})
     assert "half: 1 eager call: first run" in str(report)
+
+
+def test_what_is_recorded_in_inference_mode_is_right_outside_of_it_too(lab: Lab) -> None:
+    fast = in_tree(lab, half, fresh(lab, 4))
+    for number in range(6):
+        step()
+        x = fresh(lab, 4)
+        with torch.inference_mode(number == 1):
+            assert torch.allclose(fast(x), half(x))
+    assert graphs_of(fast) == 1
+
+
+def test_true_and_one_have_graphs_of_their_own(lab: Lab) -> None:
+    x = torch.tensor([True, False], device=lab.device)
+    fast = in_tree(lab, torch.mul, x, 1)
+    for number in (1, 1, 1, True, True, True, 1):
+        step()
+        got, want = fast(x.clone(), number), x * number
+        assert got.dtype is want.dtype
+        assert torch.equal(got, want)

@@ -36,7 +36,7 @@ mod _core {
     #[pymodule_export]
     use super::guards::{Guards, watches_dictionaries};
     #[pymodule_export]
-    use super::tensors::{Signature, TensorReader};
+    use super::tensors::{SamePlaces, Signature, TensorReader};
     #[pymodule_export]
     use super::trees::{NewNode, StepSource, Tree, TreeFunction, TreeNode, exchange_memory};
 }

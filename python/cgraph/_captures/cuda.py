@@ -61,27 +61,29 @@ class Cuda:
             )
         # Before anything that another thread's capture would see.
         own = Turn(self)
-        side = self._side_stream(device, ordinal)
-        _torch.release_outliving()
-        _torch.make_handles(ordinal)
-        # cgraph does not wait for the device from here on: that would end the capture.
-        mark = device.mark_capture()
-        handle = cuda_pools.resolve(pool, ordinal, side)
-        watch = liveness.LivenessMode() if check_liveness else None
-        return Recording(
-            device,
-            ordinal,
-            stream,
-            side,
-            handle,
-            mode,
-            watch,
-            generators,
-            labels,
-            statics,
-            (mark, own),
-            resumes,
-        )
+        try:
+            side = self._side_stream(device, ordinal)
+            _torch.release_outliving()
+            _torch.make_handles(ordinal)
+            # cgraph does not wait for the device from here on: that would end the capture.
+            mark = device.mark_capture()
+            return Recording(
+                device,
+                ordinal,
+                stream,
+                side,
+                cuda_pools.resolve(pool, ordinal, side),
+                mode,
+                liveness.LivenessMode() if check_liveness else None,
+                generators,
+                labels,
+                statics,
+                (mark, own),
+                resumes,
+            )
+        except BaseException:
+            own.end()
+            raise
 
     def is_capturing(self) -> bool:
         """Return whether torch's current stream captures."""

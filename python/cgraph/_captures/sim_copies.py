@@ -57,7 +57,9 @@ class Feed:
                 # A tensor may lie in another static one.
                 read = [one.clone() for _, one in copies] if copies[1:] else [copies[0][1]]
                 for (static, _), tensor in zip(copies, read, strict=True):
-                    static.copy_(tensor)
+                    # As on a GPU, where nothing asks for the mode.
+                    with torch.inference_mode(static.is_inference()):
+                        static.copy_(tensor)
 
         if copies:
             stream = self._simulator.stream_of_replay()

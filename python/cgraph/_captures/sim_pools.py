@@ -131,10 +131,12 @@ class SimMemPool(MemPool):
     def block_starts(self) -> set[int]:
         """Return where its blocks in use are for tensors."""
         self._drop_dead()
+        # Garbage may free some meanwhile.
+        starts = list(self._blocks)
         return {
             segment.host_address + start - segment.address
             for segment in self._core.segments()
-            for start in self._blocks
+            for start in starts
             if 0 <= start - segment.address < segment.nbytes
         }
 
@@ -190,7 +192,7 @@ class SimMemPool(MemPool):
 
         In torch 2.8, these keep Python's object of the storage.
         """
-        for owner, storage in self._owners.values():
+        for owner, storage in list(self._owners.values()):
             if owner and _torch.count_uses(storage) == 0:
                 owner.clear()
 

@@ -107,11 +107,13 @@ class PiecewiseBackend:
         self.counters.pieces += sum(not item.is_splitting_graph for item in items)
 
         def program(size: int | None) -> Callable[..., Any]:
-            """Return what runs all parts: for any size, or compiled for one."""
+            """Return what runs all parts: for any size, compiled for one, or as they are for 0."""
             found = {}
             for one in self._parts:
                 if size is None or one.item.is_splitting_graph:
                     found[one.item.submod_name] = one.run
+                elif size == 0:
+                    found[one.item.submod_name] = one.item.graph.forward
                 else:
                     found[one.item.submod_name] = compiler.sized(one, size)
             return program_of(whole, found)

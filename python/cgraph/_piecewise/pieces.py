@@ -26,7 +26,7 @@ class Part:
 
     Attributes:
         item: The part.
-        run: The function that runs it for any size.
+        run: The function that runs it for any size, but for none of it.
         form: What it computes of its inputs; None if its graph does not tell all of that, so that
             neither another part nor another start has the same.
         seconds: The time of its compilation for any size.

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from cgraph import _driver, _torch
+from cgraph import _core, _driver, _torch
 from cgraph._driver import Pool
 from cgraph._piecewise.config import PiecewiseConfig
 from cgraph._piecewise.counters import Counters
@@ -38,7 +38,7 @@ class Size:
         replays: The calls that were replayed.
         refused: The reason why it is not captured; None if there is none.
         graph: The graphs of all pieces, once it is captured.
-        others: The tensors without the open size that the capture has read.
+        others: The tensors without the open size that the capture has read, where they lay.
     """
 
     size: int
@@ -48,7 +48,7 @@ class Size:
     replays: int = 0
     refused: str | None = None
     graph: SegmentedGraph | None = None
-    others: tuple[torch.Tensor, ...] = field(default=(), repr=False)
+    others: _core.SamePlaces | None = field(default=None, repr=False)
 
 
 class SizedCalls:
@@ -57,7 +57,8 @@ class SizedCalls:
     Args:
         config: The configuration.
         open_size: The size that the graph leaves open.
-        program: Returns the function that runs all parts, for a size or, for None, for any.
+        program: Returns the function that runs all parts, for a size or, for None, for any. That
+            for no rows is not compiled: kernels have at least one block.
         ladder: The graphs.
         counters: Counts calls.
 
@@ -77,7 +78,7 @@ class SizedCalls:
     ) -> None:
         self._config, self._open, self._counters = config, open_size, counters
         self._ladder, self._lock = ladder, threading.RLock()
-        self._general = program(None)
+        self._general, self._of_none = program(None), program(0)
         self._has_run = False
         self._sizes = {
             one: Size(
@@ -90,7 +91,6 @@ class SizedCalls:
         self._captured: dict[int, Size] = {}
         self._buffers: dict[int, torch.Tensor] = {}
         self._sized = _getter(open_size.sized)
-        self._others = _getter(open_size.others)
 
     @property
     def sizes(self) -> tuple[Size, ...]:
@@ -102,12 +102,13 @@ class SizedCalls:
         size = args[self._open.place]
         found = self._captured.get(size)
         if found is not None:
-            if all(map(operator.is_, self._others(args), found.others)):
+            assert found.others is not None
+            if (moved := found.others.moved(args)) is None:
                 result = self._ladder(size, *self._sized(args))
                 found.replays += 1
                 self._counters.replays += 1
                 return result
-            self._note_moved(found, args)
+            self._note_moved(found, moved)
         return self._uncaptured(size, args)
 
     def clear(self) -> None:
@@ -117,10 +118,13 @@ class SizedCalls:
             self._buffers.clear()
             self._ladder.clear()
             for one in self._sizes.values():
-                one.warmups, one.graph, one.refused, one.others = 0, None, None, ()
+                one.warmups, one.graph, one.refused, one.others = 0, None, None, None
 
     def _uncaptured(self, size: int, args: tuple[Any, ...]) -> Any:
         with self._lock:
+            if size == 0:
+                self._counters.uncaptured += 1
+                return self._of_none(*args)
             found = self._sizes.get(size)
             if not self._has_run or found is None:
                 self._has_run = True
@@ -167,7 +171,8 @@ class SizedCalls:
             return self._refused(found, places[written], copied, result)
         self._counters.captures += 1
         found.graph = self._ladder.graph(found.size)
-        found.others = self._others(args)
+        reader = _torch.tensor_reader()
+        found.others = _core.SamePlaces(reader, args, self._open.others)
         self._captured[found.size] = found
         return result
 
@@ -233,15 +238,13 @@ class SizedCalls:
                 self._buffers[place] = known
             return known.as_strided(tensor.shape, tensor.stride(), offset)
 
-    def _note_moved(self, found: Size, args: tuple[Any, ...]) -> None:
-        """Tell once which tensor is another one than at the capture."""
+    def _note_moved(self, found: Size, place: int) -> None:
+        """Tell once which tensor is another one than at the capture, or lies elsewhere."""
         if found.refused is not None:
             return
-        pairs = zip(self._open.others, self._others(args), found.others, strict=True)
-        place = next(place for place, one, other in pairs if one is not other)
         found.refused = (
-            f"{self._open.names[place]} is another tensor than at the capture: write into that one,"
-            " or call clear() to capture anew"
+            f"{self._open.names[place]} is another tensor than at the capture, or has other memory:"
+            " write into that one, or call clear() to capture anew"
         )
         _warn(f"a call of size {found.size} runs without a graph: {found.refused}")
 

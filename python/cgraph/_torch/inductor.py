@@ -6,6 +6,7 @@ import functools
 import importlib
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -60,11 +61,28 @@ def compile_with_inductor(
         with managed_by(None):
             return compiler.compile_fx_inner(graph, *args, **kwargs)
 
-    with managed_by(manager):
+    with managed_by(manager), _known_to_caches(_marked(graph_module.graph)):
         found: Callable[..., Any] = compiler.compile_fx(
             graph_module, inputs, inner_compile=inner_compile, config_patches=patches
         )
     return found
+
+
+def _marked(graph: torch.fx.Graph) -> list[int]:
+    """Return the places of the inputs of a graph of Dynamo's that users have marked as static."""
+    tensors = (one.meta.get("tensor_dict") or {} for one in graph.find_nodes(op="placeholder"))
+    marks = (one.get("_dynamo_static_input_type") for one in tensors)
+    return [place for place, mark in enumerate(marks) if mark]
+
+
+def _known_to_caches(places: Sequence[int]) -> AbstractContextManager[object]:
+    """Let code from torch's caches have the same static inputs; their keys leave these out."""
+    config: Any = importlib.import_module("torch.compiler.config")
+    if not places or not hasattr(config, "cache_key_tag"):
+        return nullcontext()
+    tag = f"{config.cache_key_tag}cgraph:{places}"
+    context: AbstractContextManager[object] = config.patch(cache_key_tag=tag)
+    return context
 
 
 def compile_interpreted(

@@ -51,7 +51,7 @@ class Cudagraphified:
         self._integers: list[int] | None = None
         self._count = 0
         # By the owner of the tree, and by the driver and the integers.
-        self._functions: weakref.WeakKeyDictionary[Owner, dict[tuple[int, ...], _Called]] = (
+        self._functions: weakref.WeakKeyDictionary[Owner, dict[tuple[Any, ...], _Called]] = (
             weakref.WeakKeyDictionary()
         )
         # The only one of a thread, without integers.
@@ -74,7 +74,9 @@ class Cudagraphified:
                 " call"
             )
         sizes = tuple(inputs[place] for place in self._integers)
-        key = _driver.number(), *sizes
+        # True is 1 to a dictionary.
+        flags = tuple(place for place, one in enumerate(sizes) if one is True or one is False)
+        key = _driver.number(), flags, *sizes
         found = functions.get(key)
         if found is None:
             found = functions[key] = self._of_sizes(sizes, inputs, functions.values())

@@ -62,7 +62,8 @@ def record(
     del managed
     taken = _Taken(inputs, new.statics, {*new.managed, *copied})
     slots, spans = [], []
-    with torch.no_grad(), driver.stream(stream):
+    # Replays outside of the mode of this call write to them.
+    with torch.inference_mode(False), torch.no_grad(), driver.stream(stream):
         for number, place in enumerate(copied):
             slot, span = _slot(driver, pool, inputs[place])
             if span is not None:

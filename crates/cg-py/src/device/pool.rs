@@ -99,7 +99,9 @@ impl Pool {
 
     /// Return the segments of the simulator, whole.
     fn segments(&self) -> Vec<Block> {
-        let views = self.sim.iter().flat_map(|sim| {
+        // While it is paused, there is nothing to look at.
+        let awake = self.sim.iter().filter(|_| !self.core.is_paused());
+        let views = awake.flat_map(|sim| {
             let segments = self.core.segments();
             segments.into_iter().map(|memory| Block::new(sim, memory))
         });

@@ -2,6 +2,7 @@
 //! which others are compared with.
 
 mod fast_signature;
+mod same_places;
 mod signature;
 
 use std::collections::HashMap;
@@ -16,6 +17,7 @@ use crate::raw::{self, DlpackReader, FastReader};
 
 pub(crate) use crate::raw::{Dtype, Lazy, Place, View};
 pub(crate) use fast_signature::{FastMatch, FastSignature};
+pub(crate) use same_places::SamePlaces;
 pub(crate) use signature::{Match, Signature};
 
 /// Reads tensors.
