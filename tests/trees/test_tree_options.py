@@ -329,7 +329,48 @@ def test_calls_inside_of_a_mode_are_counted(lab: Lab) -> None:
             return func(*args, **(kwargs or {}))
 
     fast = in_tree(lab, half, fresh(lab, 4))
-    with Watch():
-        fast(torch.ones(4, device=lab.device))
+    for _ in range(2):
+        with Watch():
+            fast(torch.ones(4, device=lab.device))
     [one] = [one for one in cgraph.trees.report().functions if one.name == "half" and one.eager]
-    assert one.eager == {"watched": 1}
+    assert one.eager == {"first run": 1, "watched": 1}
+
+
+def test_a_plain_program_is_said_to_have_a_first_run_and_nothing_else(lab: Lab) -> None:
+    fast = torch.compile(half, backend="cgraph")
+    with torch.no_grad():
+        for _ in range(4):
+            fast(fresh(lab, 4))
+    [one] = [one for one in cgraph.trees.report().functions if one.graphs]
+    assert one.eager == {"first run": 1}
+
+
+def test_an_input_has_the_name_that_the_user_gave_it(lab: Lab) -> None:
+    def layer(x: Tensor, cache: Tensor) -> Tensor:
+        cache.add_(x)
+        return torch.tanh(cache).sum(0)
+
+    fast = torch.compile(layer, backend="cgraph")
+    with torch.no_grad(), pytest.warns(EagerWarning, match=r"input \d \(cache\) of layer"):
+        cache = fresh(lab, 4)
+        for _ in range(3):
+            fast(fresh(lab, 4), cache)
+
+
+def test_a_weight_that_wraps_tensors_leaves_other_inputs_free_to_move(lab: Lab) -> None:
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    halves = torch.ones(4, 4, device=lab.device), torch.ones(4, 4, device=lab.device) * 2
+    weight = nn.Parameter(TwoTensor(*halves), requires_grad=False)
+    for backend in ("cgraph_aot", "cgraph"):
+        torch.compiler.reset()
+
+        def body(x: Tensor) -> Tensor:
+            return torch.relu(x) + (weight * 2).a.sum()
+
+        fast, held = torch.compile(body, backend=backend), []
+        with torch.no_grad():
+            for _ in range(6):
+                held.append(x := fresh(lab, 4, 4))
+                torch.testing.assert_close(fast(x), body(x))
+        assert sum(one.graphs for one in cgraph.trees.report().functions) == 1

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from cgraph._torch.private_names import of_operators
+from cgraph._torch.private_names import of_modes, of_operators
 
 __all__ = [
     "configured_of_inductor",
@@ -22,6 +22,7 @@ __all__ = [
     "first_line_of",
     "inputs_of",
     "line_of_first",
+    "names_of_inputs",
     "reason_without_trace",
     "work_between_parts",
 ]
@@ -65,17 +66,46 @@ def inputs_of(graph: torch.fx.Graph) -> Sequence[Any]:
     return found
 
 
-def described_input(placeholders: Sequence[Any], place: int) -> str:
+def names_of_inputs(graph: torch.fx.Graph, inputs: Sequence[Any]) -> list[str]:
+    """Return what users call the inputs of a graph of Dynamo's; nothing if others follow from it.
+
+    Args:
+        graph: The graph.
+        inputs: Its example inputs: each of them that wraps several becomes these.
+    """
+    if any(of_modes.is_traceable_wrapper_subclass(one) for one in inputs):
+        return []
+    return [_name_by_source(node) for node in graph.find_nodes(op="placeholder")]
+
+
+def _name_by_source(node: torch.fx.Node) -> str:
+    """Return an input as the user's code has it, such as ``self.layer.weight``."""
+    source = getattr(node.meta.get("grapharg"), "source", None)
+    name = getattr(source, "name", None)
+    name = name() if callable(name) else name
+    if not isinstance(name, str):
+        return node.name
+    name = re.sub(r"\b[LG]\['(\w+)'\]", r"\1", name)
+    return re.sub(r"\._(?:modules|parameters|buffers)\['([^']+)'\]", r".\1", name)
+
+
+def described_input(placeholders: Sequence[Any], place: int, names: Sequence[str] = ()) -> str:
     """Return an input's number, with its name and the line that uses it where these are known.
 
     Args:
         placeholders: What Inductor keeps of the inputs.
         place: The number.
+        names: What users call the inputs of the whole graph.
     """
     if place >= len(placeholders):
         return f"input {place}"
     one = placeholders[place]
     name = getattr(one, "name", None)
+    # The compiler numbers those of the whole graph.
+    numbered = re.fullmatch(r"arg(\d+)_1|primals_(\d+)", name or "")
+    if numbered is not None:
+        number = int(numbered[1]) if numbered[1] else int(numbered[2]) - 1
+        name = names[number] if number < len(names) else name
     traces = [one, *(getattr(one, "users", None) or ())]
     line = line_of_first([getattr(trace, "stack_trace", None) for trace in traces])
     return f"input {place}" + (f" ({name})" if name else "") + (f" of {line}" if line else "")

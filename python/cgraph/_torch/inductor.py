@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -52,6 +53,8 @@ def compile_with_inductor(
 
     @functools.wraps(compiler.compile_fx_inner)
     def inner_compile(graph: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
+        if not kwargs.get("is_backward") and "static_input_idxs" in kwargs:
+            kwargs["static_input_idxs"] = _static_places(kwargs["static_input_idxs"])
         refused = moving_operator(graph.graph)
         if refused is None:
             with managed_by(manager):
@@ -69,10 +72,15 @@ def compile_with_inductor(
 
 
 def _marked(graph: torch.fx.Graph) -> list[int]:
-    """Return the places of the inputs of a graph of Dynamo's that users have marked as static."""
-    tensors = (one.meta.get("tensor_dict") or {} for one in graph.find_nodes(op="placeholder"))
-    marks = (one.get("_dynamo_static_input_type") for one in tensors)
-    return [place for place, mark in enumerate(marks) if mark]
+    """Return the places of the inputs of a graph of Dynamo's that users have marked as static.
+
+    Weights and buffers of modules always are.
+    """
+    inputs = graph.find_nodes(op="placeholder")
+    tensors = [one.meta.get("tensor_dict") or {} for one in inputs]
+    of_modules = [bool(re.search("_(parameters|buffers)_", one.name)) for one in inputs]
+    marks = [one.get("_dynamo_static_input_type") for one in tensors]
+    return [place for place, mark in enumerate(marks) if mark and not of_modules[place]]
 
 
 def _known_to_caches(places: Sequence[int]) -> AbstractContextManager[object]:
@@ -102,15 +110,18 @@ def compile_interpreted(
             # An interpreter keeps its last results.
             return torch.fx.Interpreter(graph).boxed_run(args)
 
+        is_backward = bool(kwargs.get("is_backward"))
         refused = [reason for reason in map(operator_refusal, graph.graph.nodes) if reason]
         if refused:
             manager.skip(refused[0])
-            return _uncaptured(run, manager, is_backward=bool(kwargs.get("is_backward")))
+            return _uncaptured(run, manager, is_backward=is_backward)
+        statics = kwargs.get("static_input_idxs") or ()
+        statics = tuple(statics if is_backward else _static_places(statics))
         return manager.cudagraphify(
             run,
-            static_input_idxs=tuple(kwargs.get("static_input_idxs") or ()),
+            static_input_idxs=statics,
             device_index=0,
-            is_backward=bool(kwargs.get("is_backward")),
+            is_backward=is_backward,
             is_inference=bool(kwargs.get("is_inference")),
             mutated_input_idxs=sorted(written_inputs(graph.graph)),
             placeholders=inputs_of(graph.graph),
@@ -149,7 +160,7 @@ def compile_with_aot(
                 statics = range(utils.count_tangents(graph))
             else:
                 lifted = utils.num_fw_fixed_arguments(len(inputs), len(examples))
-                statics = sorted({*range(lifted), *_static_inputs()})
+                statics = _static_places(range(lifted))
             return functions.make_boxed_func(compiler(graph, examples, mode, statics))
 
         return compile_graph
@@ -163,12 +174,17 @@ def compile_with_aot(
     return made
 
 
-def _static_inputs() -> Sequence[int]:
-    """Return the places of the weights among the inputs of the graph that is being compiled."""
+def _static_places(others: Sequence[int]) -> Sequence[int]:
+    """Return the places of the static inputs of the graph that is being compiled.
+
+    Args:
+        others: The places that its compiler has counted, for a torch that keeps none. Where an
+            input wraps several tensors, these are wrong.
+    """
     guards: Any = importlib.import_module("torch._guards")
     context = guards.TracingContext.try_get()
-    metadata = getattr(context, "fw_metadata", None)
-    return getattr(metadata, "static_input_indices", None) or ()
+    found = getattr(getattr(context, "fw_metadata", None), "static_input_indices", None)
+    return others if found is None else sorted(found)
 
 
 def _uncaptured(

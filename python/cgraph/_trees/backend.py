@@ -28,10 +28,13 @@ class Manager:
         name: The name of the function.
         options: Its options.
         realigns: The compiled code takes inputs for aligned that are not.
+        names: What users call its inputs.
     """
 
-    def __init__(self, name: str, options: TreeOptions, *, realigns: bool) -> None:
-        self._name, self._options = name, options
+    def __init__(
+        self, name: str, options: TreeOptions, *, realigns: bool, names: Sequence[str] = ()
+    ) -> None:
+        self._name, self._options, self._names = name, options, names
         self._realigns = realigns
         self._pair: int | None = next(_pairs)
         self._parts: collections.Counter[str] = collections.Counter()
@@ -69,6 +72,7 @@ class Manager:
             placeholders,
             self._pair,
             part,
+            self._names,
         )
         return Cudagraphified(model, device_index, description, may_be_on_host=True)
 
@@ -170,10 +174,11 @@ class _Backend:
         driver = _driver.current()
         follow_resets()
         name = name_of(graph_module)
-        if driver.device_type == "cpu":
-            manager = Manager(name, given, realigns=False)
+        is_simulated = driver.device_type == "cpu"
+        names = _torch.names_of_inputs(graph_module.graph, inputs)
+        manager = Manager(name, given, realigns=not is_simulated, names=names)
+        if is_simulated:
             return _torch.compile_interpreted(graph_module, inputs, manager)
-        manager = Manager(name, given, realigns=True)
         return _torch.compile_with_inductor(graph_module, inputs, manager, of_inductor)
 
     def reset(self) -> None:

@@ -30,6 +30,7 @@ class Description:
         placeholders: What Inductor knows of its inputs.
         pair: The number that a forward pass and its backward pass share, if that is known.
         part: Its number among the parts of its pass.
+        names: What users call the inputs of the whole graph.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Description:
     placeholders: Sequence[Any] = ()
     pair: int | None = None
     part: int = 0
+    names: Sequence[str] = ()
 
     @property
     def keeps_held(self) -> bool:
@@ -48,7 +50,7 @@ class Description:
 
     def input(self, place: int) -> str:
         """Return the number of an input, with its name and line if they are known."""
-        return _torch.described_input(self.placeholders, place)
+        return _torch.described_input(self.placeholders, place, self.names)
 
 
 class Function(_core.TreeFunction):

@@ -36,7 +36,8 @@ EAGER = {
     "put off": Why("put off, as another function ran for the first time in the same step"),
     "mutation": Why(
         "mutated inputs that are neither static nor outputs of the same step",
-        "make what is written a parameter or buffer of the module, or return the new value",
+        "make what is written a parameter or buffer of the module, mark it"
+        " (torch._dynamo.mark_static_address), or return the new value",
     ),
     "repeats": Why(
         "a path as long as it may be, in one step",

@@ -130,10 +130,12 @@ impl Tree {
         }
     }
 
-    /// Note that a function runs without the tree.
-    pub fn ran(&mut self, function: FunctionId) {
+    /// Note that a function runs without the tree; return whether that is its first run.
+    pub fn ran(&mut self, function: FunctionId) -> bool {
+        let is_first = !self.functions[function.0 as usize].has_run;
         self.note_run(function);
         self.follow(function);
+        is_first
     }
 
     /// Note that a backward pass runs without the tree: that of a pair, if this is known.

@@ -76,8 +76,14 @@ impl TreeFunction {
             || tree.get().may_be_capturing(py)?
             || this.is_on_host(inputs)?
         {
-            tree.get().with(py, |inner| inner.core.ran(this.id));
-            let told = (slf, inputs, "watched", 0, py.None());
+            let is_first = tree.get().with(py, |inner| inner.core.ran(this.id));
+            // torch itself has a mode around first runs of compiled code.
+            let name = if is_first == Some(true) {
+                "first run"
+            } else {
+                "watched"
+            };
+            let told = (slf, inputs, name, 0, py.None());
             tree.call_method1(intern!(py, "_eager"), told)?;
             return this.call_model(inputs);
         }
