@@ -730,6 +730,8 @@ class TreeNode:
         keeps_held: bool,
         reader: TensorReader,
         count_uses: Callable[[int], int] | None,
+        fresh: Callable[[tuple[Any, ...]], list[Any]] | None,
+        may_be_fresh: bool,
     ) -> Self: ...
     def hold(
         self,
@@ -771,6 +773,9 @@ class NewNode:
     @property
     def statics(self) -> list[int]:
         """The places of the inputs that stay where they are."""
+    @property
+    def is_fresh(self) -> bool:
+        """True if replays are to be able to copy results to new memory."""
     @property
     def path(self) -> list[Any]:
         """The nodes of the path, the root first."""

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from cgraph import _core, _torch
+from cgraph._captures.fresh_results import FreshReplay
 from cgraph.cudagraph import CUDAGraph
 
 __all__ = ["Node", "Outputs"]
@@ -63,6 +64,9 @@ class Node(_core.TreeNode):
         stand_ins: Sequence[tuple[int, Callable[[], torch.Tensor]]],
         outputs: Outputs,
         keeps_held: bool,
+        fresh: FreshReplay | None,
+        *,
+        may_be_fresh: bool,
     ) -> Node:
         """Make a node whose outputs own their blocks.
 
@@ -74,6 +78,8 @@ class Node(_core.TreeNode):
             stand_ins: What makes other tensors like inputs in outputs of the path, by place.
             outputs: Its outputs.
             keeps_held: Outputs that are held when the path ends get memory of their own.
+            fresh: What replays it, and copies the outputs to new tensors; None if nothing does.
+            may_be_fresh: Another recording may have that.
         """
         node = super().__new__(
             cls,
@@ -87,6 +93,8 @@ class Node(_core.TreeNode):
             keeps_held,
             _torch.tensor_reader(),
             None if _torch.counts_uses_natively() else _torch.count_uses,
+            fresh,
+            may_be_fresh,
         )
         node.graph, node._kept = graph, []
         node._unused = _prototypes(outputs.new)

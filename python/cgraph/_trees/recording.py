@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from cgraph import _core, _torch
+from cgraph._captures.fresh_results import can_be_fresh, fresh_replay
 from cgraph._captures.pool_blocks import PoolBlocks
 from cgraph._driver import Driver, Handle
 from cgraph._trees.node import Node, Outputs
@@ -79,19 +80,21 @@ def record(
         with torch.no_grad(), graph(made, pool, stream, capture_error_mode="thread_local"):
             returned = model(inputs)
             _torch.wait_for_collectives(returned)
+            results = list(returned) if isinstance(returned, (list, tuple)) else [returned]
+            del returned
+            outputs = _outputs(driver, pool, results, new, taken)
+            if new.is_fresh and all(map(can_be_fresh, outputs.new)):
+                made._results = tuple(outputs.new)
     finally:
         moved = taken.put_back()
     inputs.clear()
     if moved:
-        del returned
+        del results, outputs
         made.reset()
         raise CaptureError(
             "write in place, as parameter.data.copy_(new). Why: a function gives other memory to"
             f" {described(moved[0])}, which its replays would not do"
         )
-    results = list(returned) if isinstance(returned, (list, tuple)) else [returned]
-    del returned
-    outputs = _outputs(driver, pool, results, new, taken)
     known_blocks = {one.address for one in outputs.storages}
     if blocks.are_left(known_blocks):
         made.reset()
@@ -100,7 +103,19 @@ def record(
             " it. Return it, or keep a clone that is made outside of the compiled function"
         )
     replay: Any = made if driver.device_type == "cuda" else _fed(made)
-    node = Node(made, replay, copied, spans, stand_ins, outputs, keeps_held)
+    captured = made._captured
+    is_fresh = captured is not None and captured.results is not None
+    node = Node(
+        made,
+        replay,
+        copied,
+        spans,
+        stand_ins,
+        outputs,
+        keeps_held,
+        fresh_replay(made, captured, captured) if is_fresh else None,
+        may_be_fresh=not new.is_fresh,
+    )
     node.checkpoint = driver.checkpoint(pool)
     new.close(node, [one.address for one in outputs.storages])
     return node, results

@@ -69,6 +69,12 @@ impl Node {
         &self.live_after
     }
 
+    /// Return whether a call was recorded behind it.
+    #[must_use]
+    pub fn has_children(&self) -> bool {
+        !self.children.is_empty()
+    }
+
     /// Return whether the inputs that it does not copy are where they were.
     pub(super) fn is_at(&self, inputs: &[Input]) -> bool {
         let mut places = self.managed.iter().chain(&self.statics);

@@ -1,6 +1,6 @@
 //! `TreeFunction`: a function whose calls are replays of a tree's nodes.
 
-use cg_core::tree::{Answer, Call, FunctionId, Input, Reason};
+use cg_core::tree::{Answer, Call, FunctionId, Holders, Input, Reason};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
@@ -103,7 +103,9 @@ impl TreeFunction {
         let done = this.answer(slf, inputs, &mut inner);
         drop(tree.get().inner.replace(py, Some(inner)));
         match done? {
-            Done::Run(node, items) => Ok(node.get().result(py, &items)?.into_any()),
+            Done::Run(node, items, fresh) => {
+                Ok(node.get().result(py, &items, fresh.as_ref())?.into_any())
+            }
             Done::Eager(reason, ended) => {
                 let (name, detail) = described(reason);
                 let told = (slf, inputs, name, detail, ended);
@@ -135,8 +137,8 @@ impl TreeFunction {
 
 /// What has become of a call, or is to be done.
 enum Done<'py> {
-    /// The node that was replayed, and the inputs.
-    Run(Py<TreeNode>, Items<'py>),
+    /// The node that was replayed, the inputs, and new tensors of the replay if it has made some.
+    Run(Py<TreeNode>, Items<'py>, Option<Bound<'py, PyAny>>),
     Eager(Reason, Option<EndedPath>),
     Record(Py<NewNode>),
 }
@@ -213,7 +215,15 @@ impl TreeFunction {
             inputs: &places,
             step,
         };
-        let answer = inner.core.decide(&call, &mut held);
+        let mut answer = inner.core.decide(&call, &mut held);
+        let mut is_fresh = false;
+        if let Answer::Run(id) = answer
+            && inner.nodes.0[id.0 as usize].get().wants_fresh()
+            && !inner.core.node(id).has_children()
+        {
+            held.take_back(id);
+            (answer, is_fresh) = (Answer::Record(None), true);
+        }
         if let Some(error) = held.failed {
             return Err(error);
         }
@@ -226,9 +236,9 @@ impl TreeFunction {
                     None => None,
                 };
                 self.end_path(function, inner, &places)?;
-                node.get().replay(py, &items, stream)?;
+                let fresh = node.get().replay(py, &items, stream)?;
                 inner.core.entered(id);
-                return Ok(Done::Run(node, items));
+                return Ok(Done::Run(node, items, fresh));
             }
             Answer::Record(_) | Answer::Eager(_) => held.items,
         };
@@ -243,7 +253,7 @@ impl TreeFunction {
         let open = inner.core.open(&call, &holders);
         let ended = inner.ended(py);
         let tree = self.tree.clone_ref(py);
-        let made = NewNode::new(py, tree, open, ended, (&inner.core, &inner.nodes));
+        let made = NewNode::new(py, tree, open, ended, is_fresh, (&inner.core, &inner.nodes));
         inner.is_recording = true;
         Ok(Done::Record(Py::new(py, made)?))
     }

@@ -40,6 +40,9 @@ pub(crate) struct NewNode {
     /// The static inputs that were elsewhere in the graph used last in this place: place, address there, address now.
     #[pyo3(get)]
     moved: Vec<(u32, u64, u64)>,
+    /// Replays are to be able to copy results to new memory.
+    #[pyo3(get)]
+    is_fresh: bool,
     tree: Py<Tree>,
     open: Mutex<Option<Open>>,
 }
@@ -93,6 +96,7 @@ impl NewNode {
         tree: Py<Tree>,
         open: Open,
         ended: Option<EndedPath>,
+        is_fresh: bool,
         (core, nodes): (&cg_core::tree::Tree, &Nodes),
     ) -> Self {
         let path = core.path();
@@ -109,6 +113,7 @@ impl NewNode {
             owns: core.path_owns(),
             ended,
             moved: core.moved(&open),
+            is_fresh,
             tree,
             open: Mutex::new(Some(open)),
         }

@@ -1,6 +1,6 @@
 //! `TreeNode`: a recorded graph with what a replay takes and returns, and who holds its outputs.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -8,6 +8,7 @@ use pyo3::types::{PyList, PyTuple};
 use pyo3::{PyTraverseError, PyVisit};
 use smallvec::SmallVec;
 
+use super::deliveries::Deliveries;
 use super::{End, Renewal};
 use crate::error::argument;
 use crate::graph::{Graph, ReplayTensors};
@@ -42,6 +43,12 @@ pub(crate) struct TreeNode {
     replays: AtomicU64,
     /// The bytes of its outputs that were copied as somebody held them.
     kept: AtomicU64,
+    /// Replays with a tuple of the inputs that are copied, and returns new tensors in place of aliases of
+    /// prototypes.
+    fresh: Option<Py<PyAny>>,
+    /// Another recording may have that, if this one does not.
+    may_be_fresh: AtomicBool,
+    deliveries: Deliveries,
 }
 
 enum Replay {
@@ -109,6 +116,8 @@ impl TreeNode {
         keeps_held: bool,
         reader: Py<TensorReader>,
         count_uses: Option<Py<PyAny>>,
+        fresh: Option<Py<PyAny>>,
+        may_be_fresh: bool,
     ) -> PyResult<Self> {
         let outputs = outputs.iter().map(|one| Output::parse(&one));
         Ok(Self {
@@ -130,6 +139,9 @@ impl TreeNode {
             count_uses,
             replays: AtomicU64::new(0),
             kept: AtomicU64::new(0),
+            deliveries: Deliveries::new(fresh.is_some()),
+            fresh,
+            may_be_fresh: AtomicBool::new(may_be_fresh),
         })
     }
 
@@ -161,6 +173,7 @@ impl TreeNode {
 
     /// Count bytes of outputs that were copied as somebody held them.
     fn note_kept(&self, bytes: u64) {
+        self.deliveries.note_held();
         self.kept.fetch_add(bytes, Ordering::Relaxed);
     }
 
@@ -212,6 +225,7 @@ impl TreeNode {
                 Output::Own(_) | Output::Input(_) => {}
             }
         }
+        visit.call(&self.fresh)?;
         visit.call(&self.count_uses)
     }
 }
@@ -345,14 +359,24 @@ impl TreeNode {
         &self.stand_ins
     }
 
-    /// Enqueue a replay with the inputs at the places that are copied.
+    /// Return, once, whether a recording is wanted whose replays can copy results to new memory.
     #[inline]
-    pub(super) fn replay(
+    pub(super) fn wants_fresh(&self) -> bool {
+        self.keeps_held
+            && self.fresh.is_none()
+            && self.deliveries.are_wanted()
+            && self.may_be_fresh.swap(false, Ordering::Relaxed)
+    }
+
+    /// Enqueue a replay with the inputs at the places that are copied; new tensors in place of aliases of
+    /// prototypes, if it has made some.
+    #[inline]
+    pub(super) fn replay<'py>(
         &self,
-        py: Python<'_>,
-        inputs: &[Option<Bound<'_, PyAny>>],
+        py: Python<'py>,
+        inputs: &[Option<Bound<'py, PyAny>>],
         stream: Option<u64>,
-    ) -> PyResult<()> {
+    ) -> PyResult<Option<Bound<'py, PyAny>>> {
         let copied = self.copied.iter();
         let mut copied: SmallVec<[Bound<'_, PyAny>; 16]> =
             copied.filter_map(|place| inputs[*place].clone()).collect();
@@ -360,7 +384,12 @@ impl TreeNode {
             let tensor = &copied[*number];
             copied[*number] = tensor.call_method1(intern!(py, "as_strided"), ((count,), (1,)))?;
         }
-        match &self.replay {
+        let delivers = self.deliveries.next(self.fresh.is_some());
+        if let Some(fresh) = self.fresh.as_ref().filter(|_| delivers) {
+            let copied = PyTuple::new(py, copied)?;
+            return fresh.bind(py).call1((copied,)).map(Some);
+        }
+        let done = match &self.replay {
             Replay::Graph(graph) if copied.is_empty() => {
                 Graph::run(graph.bind(py), ReplayTensors::Nothing, None, stream)
             }
@@ -373,21 +402,26 @@ impl TreeNode {
                 let copied = PyTuple::new(py, copied)?;
                 replay.call1(py, (copied,)).map(drop)
             }
-        }
+        };
+        done.map(|()| None)
     }
 
-    /// Return what a call with these inputs returns.
+    /// Return what a call with these inputs returns; `fresh` are new tensors of the replay.
     #[inline]
     pub(super) fn result<'py>(
         &self,
         py: Python<'py>,
         inputs: &[Option<Bound<'py, PyAny>>],
+        fresh: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyList>> {
         raw::count(&self.replays);
         let prototypes = self.prototypes.get(py).into_bound(py);
         let alias = |tensor: &Bound<'py, PyAny>| tensor.call_method0(intern!(py, "detach"));
         let outputs = self.outputs.iter().map(|output| match output {
-            Output::Own(number) => alias(&prototypes.get_item(*number)?),
+            Output::Own(number) => match fresh {
+                Some(fresh) => fresh.get_item(*number),
+                None => alias(&prototypes.get_item(*number)?),
+            },
             Output::Input(place) => Ok(inputs[*place]
                 .clone()
                 .unwrap_or_else(|| py.None().into_bound(py))),
