@@ -469,3 +469,14 @@ def test_a_graph_without_known_shapes_gets_them(lab: Lab) -> None:
     for _ in range(3):
         x = torch.rand(4, device=lab.device) + 1
         assert torch.allclose(fast(x), body(x), atol=1e-5)
+
+
+def test_a_static_argument_in_another_layout_at_its_address_is_refused(lab: Lab) -> None:
+    weight = fresh(lab, 3, 3)
+    module = CudaGraphModule(lambda x, w: x @ w, set(), statics=[1])
+    for _ in range(4):
+        x = fresh(lab, 2, 3)
+        torch.testing.assert_close(module(x, weight), x @ weight)
+    weight.data = weight.data.t()
+    with pytest.raises(ArgumentError, match=r"strides \(1, 3\)"):
+        module(fresh(lab, 2, 3), weight)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from cgraph import _driver, _torch
+from cgraph import _core, _driver, _torch
 from cgraph._trees.cudagraphify import Cudagraphified
 from cgraph._trees.function import Description
 from cgraph._trees.options import TreeOptions
@@ -72,10 +73,11 @@ class CudaGraphModule(torch.nn.Module):
         self._on_host: set[int] = set()
         # By the arguments that are no tensors, and the sizes.
         self._forms: dict[tuple[Any, ...], _Form] = {}
+        self._last: _Statics | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state of a copy, which has no graphs yet."""
-        return {**vars(self), "_graphs": None, "_types": None, "_forms": {}}
+        return {**vars(self), "_graphs": None, "_types": None, "_forms": {}, "_last": None}
 
     @torch.no_grad()
     def __call__(self, *args: Any) -> Any:
@@ -84,21 +86,27 @@ class CudaGraphModule(torch.nn.Module):
         Raises:
             ArgumentError: The arguments are not like those of the first call.
         """
-        types = [_type(one) for one in args]
-        self._require_types(types)
+        # Those that stay were looked at in the call before.
+        last = self._last if self._last is not None and self._last.are(args) else None
+        places: Sequence[int] = range(len(args)) if last is None else last.others
+        self._require_types(args, places)
         sizes = [args[place].shape[dimension] for place, dimension in self._sizes]
         form = self._form([*args, *sizes])
-        inputs = [*args] if form.layouts is None else self._laid_out(args, form.layouts)
+        inputs = [*args]
+        if form.layouts is not None:
+            self._lay_out(inputs, form.layouts, places)
         graphs = self._in_graphs(inputs) if self._graphs is None else self._graphs
-        if self._writes_shared(args):
+        if self._writes_shared(args, last):
             return self.gm(*args)
         results = graphs([*inputs, *sizes])
         for place in reversed(self._copied_back):
             args[place].copy_(results.pop())
         if form.layouts is None:
-            self._graphs, self._types = graphs, types
+            self._graphs, self._types = graphs, [_type(one) for one in args]
             self._on_host.update(place for place, one in enumerate(args) if _is_on_host(one))
             form.layouts = [self._layout(place, one) for place, one in enumerate(args)]
+        if last is None:
+            self._last = _Statics(args, self._statics)
         own = _torch.clone_together(results)
         for place, alias in form.aliases.items():
             own[place] = alias.over(inputs)
@@ -136,44 +144,51 @@ class CudaGraphModule(torch.nn.Module):
             may_be_on_host=True,
         )
 
-    def _require_types(self, types: Sequence[type]) -> None:
-        """Raise unless there are as many arguments, and of the same types, as in the first call."""
-        if types == self._types:
-            return
+    def _require_types(self, args: Sequence[Any], places: Sequence[int]) -> None:
+        """Raise unless there are as many arguments, and of the same types, as in the first call.
+
+        Args:
+            args: The arguments.
+            places: The places of those that may be others than in the call before.
+        """
         if self._types is None:
-            wrong = [one for one in self.mutated_inputs if not 0 <= one < len(types)]
+            wrong = [one for one in self.mutated_inputs if not 0 <= one < len(args)]
             if wrong:
                 raise ArgumentError(
                     f"mutated_inputs of {self._name} has {wrong}, expected places of its"
-                    f" {len(types)} arguments"
+                    f" {len(args)} arguments"
                 )
-        elif len(types) != len(self._types):
+            return
+        if len(args) != len(self._types):
             raise ArgumentError(
-                f"{len(types)} arguments of {self._name}, expected {len(self._types)}"
+                f"{len(args)} arguments of {self._name}, expected {len(self._types)}"
             )
-        else:
-            for place, (given, expected) in enumerate(zip(types, self._types, strict=True)):
-                if given is not expected:
-                    raise ArgumentError(
-                        f"argument {place} of {self._name} is a {given.__name__}, expected a"
-                        f" {expected.__name__} as in the first call"
-                    )
+        for place in places:
+            given, expected = _type(args[place]), self._types[place]
+            if given is not expected:
+                raise ArgumentError(
+                    f"argument {place} of {self._name} is a {given.__name__}, expected a"
+                    f" {expected.__name__} as in the first call"
+                )
 
-    def _laid_out(self, args: Sequence[Any], layouts: Sequence[_Layout | None]) -> list[Any]:
-        """Return the arguments, each laid out as the first one in its place."""
-        inputs = [*args]
-        for place, (given, expected) in enumerate(zip(args, layouts, strict=True)):
+    def _lay_out(
+        self, inputs: list[Any], layouts: Sequence[_Layout | None], places: Sequence[int]
+    ) -> None:
+        """Lay each argument at these places out as the first one in its place."""
+        for place in places:
+            given, expected = inputs[place], layouts[place]
             found = self._layout(place, given)
             if expected is None or found == expected:
                 continue
             is_other = found is None or found[:-1] != expected[:-1]
-            if is_other or place in self._in_place or 0 in expected[-1]:
+            # A graph reads those that stay where they are.
+            stays = place in self._statics or place in self._in_place
+            if is_other or stays or 0 in expected[-1]:
                 raise ArgumentError(
                     f"argument {place} of {self._name} is a tensor {_shown(found)}, expected one"
                     f" {_shown(expected)} as in the first call"
                 )
             inputs[place] = given.new_empty_strided(given.shape, expected[-1]).copy_(given)
-        return inputs
 
     def _layout(self, place: int, value: Any) -> _Layout | None:
         """Return what must be as in the first call, and the strides, which copies change."""
@@ -182,13 +197,46 @@ class CudaGraphModule(torch.nn.Module):
         device = None if place in self._on_host else value.device
         return value.shape, value.dtype, device, value.stride()
 
-    def _writes_shared(self, inputs: Sequence[Any]) -> bool:
-        """Return whether an argument shares memory with one that the module writes."""
+    def _writes_shared(self, args: Sequence[Any], last: _Statics | None) -> bool:
+        """Return whether an argument shares memory with one that the module writes.
+
+        Args:
+            args: The arguments.
+            last: What is known of those that stay; None if nothing is.
+        """
         if not self.mutated_inputs:
             return False
-        starts = [_torch.start_of(one) for one in inputs if isinstance(one, torch.Tensor)]
-        written = {_torch.start_of(inputs[place]) for place in self.mutated_inputs}
-        return sum(start in written for start in starts) > len(written)
+        written = {_torch.start_of(args[place]) for place in self.mutated_inputs}
+        places = range(len(args)) if last is None else last.others
+        given = (args[place] for place in places)
+        starts = [_torch.start_of(one) for one in given if isinstance(one, torch.Tensor)]
+        known = 0 if last is None else sum(last.starts[start] for start in written)
+        return known + sum(start in written for start in starts) > len(written)
+
+
+class _Statics:
+    """Arguments that stay where they are, as they were in a call.
+
+    Args:
+        args: The arguments.
+        places: The places of those that stay.
+
+    Attributes:
+        others: The places of the others.
+        starts: How many of them lie in memory that begins at each address.
+    """
+
+    def __init__(self, args: Sequence[Any], places: Sequence[int]) -> None:
+        staying = {place for place in places if isinstance(args[place], torch.Tensor)}
+        self.others = [place for place in range(len(args)) if place not in staying]
+        self.starts = collections.Counter(_torch.start_of(args[place]) for place in staying)
+        reader = _torch.tensor_reader()
+        self._count = len(args)
+        self._same = _core.SamePlaces(reader, tuple(args), sorted(staying))
+
+    def are(self, args: tuple[Any, ...]) -> bool:
+        """Return whether other arguments have the same tensors, with the same memory."""
+        return len(args) == self._count and self._same.moved(args) is None
 
 
 _Layout = tuple[torch.Size, torch.dtype, torch.device | None, tuple[int, ...]]

@@ -4,14 +4,22 @@ use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use pyo3::{PyTraverseError, PyVisit};
 
-use super::TensorReader;
+use super::{Match, Signature, TensorReader};
 
 /// Tensors, and where each lies.
 #[pyclass(frozen, module = "cgraph._core")]
 pub(crate) struct SamePlaces {
     reader: Py<TensorReader>,
-    /// The place among the arguments, the tensor and the address of its first element.
-    tensors: Vec<(usize, Py<PyAny>, u64)>,
+    tensors: Vec<Known>,
+}
+
+struct Known {
+    /// The place among the arguments.
+    place: usize,
+    tensor: Py<PyAny>,
+    /// Its address and layout; none of a tensor that has no strides.
+    signature: Option<Signature>,
+    address: u64,
 }
 
 #[pymethods]
@@ -25,8 +33,12 @@ impl SamePlaces {
     ) -> PyResult<Self> {
         let found = places.into_iter().map(|place| {
             let tensor = args.get_item(place)?;
-            let (address, _) = reader.get().location(&tensor)?;
-            Ok((place, tensor.unbind(), address))
+            Ok(Known {
+                place,
+                signature: Signature::new(&reader, &tensor).ok(),
+                address: reader.get().location(&tensor)?.0,
+                tensor: tensor.unbind(),
+            })
         });
         Ok(Self {
             tensors: found.collect::<PyResult<_>>()?,
@@ -34,13 +46,19 @@ impl SamePlaces {
         })
     }
 
-    /// Return the first place at which other arguments have another tensor, or one that lies elsewhere.
+    /// Return the first place at which other arguments have another tensor, or one that lies elsewhere or in
+    /// another layout.
     fn moved(&self, args: &Bound<'_, PyTuple>) -> PyResult<Option<usize>> {
         let reader = self.reader.get();
-        for (place, tensor, address) in &self.tensors {
-            let given = args.get_borrowed_item(*place)?;
-            if !given.is(tensor) || reader.location(&given)?.0 != *address {
-                return Ok(Some(*place));
+        for known in &self.tensors {
+            let given = args.get_borrowed_item(known.place)?;
+            let is_same = given.is(&known.tensor)
+                && match &known.signature {
+                    Some(signature) => matches!(signature.fit(&given, 0), Ok(Match::Same)),
+                    None => reader.location(&given)?.0 == known.address,
+                };
+            if !is_same {
+                return Ok(Some(known.place));
             }
         }
         Ok(None)
@@ -49,6 +67,6 @@ impl SamePlaces {
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.reader)?;
         let mut tensors = self.tensors.iter();
-        tensors.try_for_each(|(_, tensor, _)| visit.call(tensor))
+        tensors.try_for_each(|known| visit.call(&known.tensor))
     }
 }
