@@ -730,7 +730,7 @@ class TreeNode:
         keeps_held: bool,
         reader: TensorReader,
         count_uses: Callable[[int], int] | None,
-        fresh: Callable[[tuple[Any, ...]], list[Any]] | None,
+        fresh: Fresh | Callable[[tuple[Any, ...]], list[Any]] | None,
         may_be_fresh: bool,
     ) -> Self: ...
     def hold(

@@ -293,3 +293,23 @@ def test_parts_reasons_and_captures_are_the_same_with_every_cache(tmp_path: Path
     # Nothing is captured after the third step.
     assert graphs[3:] == [graphs[2]] * 7
     assert "a copy between host and device, between captured parts" in found[0]
+
+
+@torch.library.custom_op("cgraph_tests::keeping", mutates_args=())
+def keeping(x: Tensor) -> Tensor:
+    _LAST["argument"] = x.to(torch.float64)
+    return _LAST["argument"].to(x.dtype) + 1
+
+
+keeping.register_fake(torch.empty_like)
+_LAST: dict[str, Tensor] = {}
+
+
+@pytest.mark.parametrize("backend", ["cgraph", "cgraph_aot"])
+def test_an_operator_that_keeps_what_it_makes_is_named_and_right(backend: str) -> None:
+    fast = torch.compile(lambda x: keeping(x * 2) * 3, backend=backend)
+    with torch.no_grad(), pytest.warns(cgraph.errors.EagerWarning, match="cgraph_tests::keeping"):
+        for _ in range(5):
+            x = torch.randn(4, device="cuda")
+            torch.testing.assert_close(fast(x), (x * 2 + 1) * 3)
+            torch.testing.assert_close(_LAST["argument"], (x * 2).double())

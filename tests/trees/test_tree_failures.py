@@ -16,12 +16,14 @@ from torch import Tensor
 
 from cgraph import _driver, _torch, trees
 from cgraph._captures.turns import turn
-from cgraph.errors import ArgumentError, CaptureError, StateError
+from cgraph.errors import ArgumentError, EagerWarning, StateError
 from lab import Lab, fresh
 from tree_programs import graphs_of, half, in_tree, line, step
 
 
-def test_a_tensor_that_a_recording_keeps_is_refused_and_other_functions_go_on(lab: Lab) -> None:
+def test_a_function_that_keeps_a_tensor_that_it_makes_runs_once_a_call_and_is_told(
+    lab: Lab,
+) -> None:
     kept: list[Tensor] = []
 
     def keeper(x: Tensor) -> Tensor:
@@ -29,15 +31,18 @@ def test_a_tensor_that_a_recording_keeps_is_refused_and_other_functions_go_on(la
         return x + 1
 
     fast, other = in_tree(lab, keeper, fresh(lab, 4)), in_tree(lab, half, fresh(lab, 4))
-    step()
-    fast(fresh(lab, 4)), other(fresh(lab, 4))
-    step()
-    with pytest.raises(CaptureError, match="keeps a tensor that it has made"):
-        fast(fresh(lab, 4))
-    for _ in range(3):
-        step()
-        x = fresh(lab, 4)
-        assert torch.allclose(other(x), half(x))
+    wanted = []
+    with pytest.warns(EagerWarning, match="makes, keeps and does not return"):
+        for _ in range(5):
+            step()
+            y = fast(x := fresh(lab, 4))
+            wanted.append(x * 2)
+            torch.testing.assert_close(y, x + 1)
+            z = other(x := fresh(lab, 4))
+            torch.testing.assert_close(z, half(x))
+    torch.testing.assert_close(kept, wanted)
+    assert graphs_of(fast) == 0
+    assert graphs_of(other) > 0
 
 
 def test_an_error_of_the_function_comes_out_and_the_next_call_is_captured(lab: Lab) -> None:

@@ -20,6 +20,7 @@ __all__ = [
     "count_skip",
     "described_input",
     "first_line_of",
+    "foreign_operators",
     "inputs_of",
     "line_of_first",
     "names_of_inputs",
@@ -76,6 +77,16 @@ def names_of_inputs(graph: torch.fx.Graph, inputs: Sequence[Any]) -> list[str]:
     if any(of_modes.is_traceable_wrapper_subclass(one) for one in inputs):
         return []
     return [_name_by_source(node) for node in graph.find_nodes(op="placeholder")]
+
+
+def foreign_operators(graph: torch.fx.Graph) -> list[str]:
+    """Return the operators of a graph that are not torch's own, each once."""
+    targets = (getattr(one.target, "overloadpacket", one.target) for one in graph.nodes)
+    names = [getattr(one, "_qualified_op_name", "aten::") for one in targets]
+    return list(dict.fromkeys(one for one in names if one.partition("::")[0] not in _OF_TORCH))
+
+
+_OF_TORCH = ("aten", "prim", "prims", "inductor", "_inductor_test", "rngprims", "torchvision")
 
 
 def _name_by_source(node: torch.fx.Node) -> str:

@@ -29,12 +29,20 @@ class Manager:
         options: Its options.
         realigns: The compiled code takes inputs for aligned that are not.
         names: What users call its inputs.
+        operators: Its operators that are not torch's.
     """
 
     def __init__(
-        self, name: str, options: TreeOptions, *, realigns: bool, names: Sequence[str] = ()
+        self,
+        name: str,
+        options: TreeOptions,
+        *,
+        realigns: bool,
+        names: Sequence[str] = (),
+        operators: Sequence[str] = (),
     ) -> None:
-        self._name, self._options, self._names = name, options, names
+        self._name, self._options = name, options
+        self._names, self._operators = names, operators
         self._realigns = realigns
         self._pair: int | None = next(_pairs)
         self._parts: collections.Counter[str] = collections.Counter()
@@ -73,6 +81,7 @@ class Manager:
             self._pair,
             part,
             self._names,
+            self._operators,
         )
         return Cudagraphified(model, device_index, description, may_be_on_host=True)
 
@@ -176,7 +185,8 @@ class _Backend:
         name = name_of(graph_module)
         is_simulated = driver.device_type == "cpu"
         names = _torch.names_of_inputs(graph_module.graph, inputs)
-        manager = Manager(name, given, realigns=not is_simulated, names=names)
+        operators = _torch.foreign_operators(graph_module.graph)
+        manager = Manager(name, given, realigns=not is_simulated, names=names, operators=operators)
         if is_simulated:
             return _torch.compile_interpreted(graph_module, inputs, manager)
         return _torch.compile_with_inductor(graph_module, inputs, manager, of_inductor)

@@ -31,6 +31,7 @@ class Description:
         pair: The number that a forward pass and its backward pass share, if that is known.
         part: Its number among the parts of its pass.
         names: What users call the inputs of the whole graph.
+        operators: The operators of the whole graph that are not torch's.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Description:
     pair: int | None = None
     part: int = 0
     names: Sequence[str] = ()
+    operators: Sequence[str] = ()
 
     @property
     def keeps_held(self) -> bool:
@@ -61,12 +63,14 @@ class Function(_core.TreeFunction):
         description: What its compiler says of it.
         run: The function as it was written.
         message: The error of who accesses an output that a call of it has overwritten.
+        keeps: It keeps tensors that it makes and does not return.
     """
 
     tree: _core.Tree
     description: Description
     run: Model
     message: str
+    keeps: bool
 
     def __new__(
         cls,
@@ -88,7 +92,7 @@ class Function(_core.TreeFunction):
         message = _OVERWRITTEN.format(name=description.name)
         function = super().__new__(cls, tree, number, model, inputs, message, elsewhere)
         function.tree, function.description = tree, description
-        function.message, function.run = message, model
+        function.message, function.run, function.keeps = message, model, False
         return function
 
 

@@ -137,10 +137,18 @@ class CudaGraphModule(torch.nn.Module):
         devices = (one.device for one in inputs if isinstance(one, torch.Tensor))
         found = [one.index for one in devices if one.type == _driver.current().device_type]
         index = next((one for one in found if one is not None), 0)
+        graph = getattr(self.gm, "graph", None)
         return Cudagraphified(
             self._run,
             index,
-            Description(self._name, self._mode, self._statics, self._in_place, self._options),
+            Description(
+                self._name,
+                self._mode,
+                self._statics,
+                self._in_place,
+                self._options,
+                operators=_torch.foreign_operators(graph) if graph is not None else (),
+            ),
             may_be_on_host=True,
         )
 

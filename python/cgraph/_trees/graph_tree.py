@@ -173,6 +173,8 @@ class GraphTree(_core.Tree):
             moving = self._moving(function, inputs, new.statics)
             if written := set(moving).intersection(function.description.mutated):
                 return self._run(function, inputs, "mutation", min(written))
+            if function.keeps:
+                return self._run(function, inputs, "keeps", 0)
             new.copy(moving)
             self._note_moved(function, new.moved)
             try:
@@ -208,8 +210,14 @@ class GraphTree(_core.Tree):
             if blocks.are_left():
                 self._start_over()
             raise
-        self._owning.append(node)
-        node.graph.replay()
+        if node is None:
+            function.keeps = True
+            self._note_eager(function, "keeps", 0)
+            # The pool has a block that belongs to nobody here.
+            self._start_over()
+        else:
+            self._owning.append(node)
+            node.graph.replay()
         return results
 
     def _can_wait(self) -> bool:
@@ -238,6 +246,8 @@ class GraphTree(_core.Tree):
         more = ""
         if reason == "mutation":
             more = f": {said.input(detail)}"
+        elif reason == "keeps" and said.operators:
+            more = f": perhaps in {', '.join(said.operators)}"
         elif reason == "rerecords" and function.id in self.rerecords:
             more = f": {self.rerecords[function.id][1]}"
         skip(said.name, Why(f"{why.reason}{more}", why.remedy), said.options)

@@ -64,7 +64,7 @@ class Node(_core.TreeNode):
         stand_ins: Sequence[tuple[int, Callable[[], torch.Tensor]]],
         outputs: Outputs,
         keeps_held: bool,
-        fresh: FreshReplay | None,
+        fresh: _core.Fresh | FreshReplay | None,
         *,
         may_be_fresh: bool,
     ) -> Node:
@@ -78,7 +78,8 @@ class Node(_core.TreeNode):
             stand_ins: What makes other tensors like inputs in outputs of the path, by place.
             outputs: Its outputs.
             keeps_held: Outputs that are held when the path ends get memory of their own.
-            fresh: What replays it, and copies the outputs to new tensors; None if nothing does.
+            fresh: What makes new tensors for its outputs, or replays it into such; None if nothing
+                does.
             may_be_fresh: Another recording may have that.
         """
         node = super().__new__(

@@ -31,11 +31,12 @@ def record(
     *,
     keeps_held: bool,
     described: Callable[[int], str],
-) -> tuple[Node, list[Any]]:
+) -> tuple[Node | None, list[Any]]:
     """Record a call and add its node; return the node, and what the call returns.
 
-    The memory of what is returned has no contents before the node's graph is replayed. Static
-    inputs have the memory that they had, whatever fails.
+    The memory of what is returned has no contents before the node's graph is replayed. Where a
+    tensor in the pool that is no result outlives the call, there is no node, as replays would
+    overwrite it, and the call has run. Static inputs have the memory that they had, whatever fails.
 
     Args:
         driver: The driver in force.
@@ -48,8 +49,7 @@ def record(
         described: Describes the input at a place.
 
     Raises:
-        CaptureError: A tensor in the pool that is no result outlives the call, a result is on
-            another device, or a static input was given other memory.
+        CaptureError: A result is on another device, or a static input was given other memory.
     """
     pool, in_place = blocks.token, {*new.managed, *new.statics}
     copied = [
@@ -97,14 +97,10 @@ def record(
         )
     known_blocks = {one.address for one in outputs.storages}
     if blocks.are_left(known_blocks):
-        made.reset()
-        raise CaptureError(
-            "a function keeps a tensor that it has made and not returned: replays would overwrite"
-            " it. Return it, or keep a clone that is made outside of the compiled function"
-        )
+        # What it keeps has its contents then, and its block for good.
+        made.replay()
+        return None, results
     replay: Any = made if driver.device_type == "cuda" else _fed(made)
-    captured = made._captured
-    is_fresh = captured is not None and captured.results is not None
     node = Node(
         made,
         replay,
@@ -113,7 +109,7 @@ def record(
         stand_ins,
         outputs,
         keeps_held,
-        fresh_replay(made, captured, captured) if is_fresh else None,
+        _fresh_of(made),
         may_be_fresh=not new.is_fresh,
     )
     node.checkpoint = driver.checkpoint(pool)
@@ -177,6 +173,15 @@ def _fed(made: CUDAGraph) -> Callable[[tuple[Any, ...]], None]:
     """Return what replays a graph on the simulator with other inputs."""
     feed = made._feeder()
     return feed if made._statics else lambda _: made.replay()
+
+
+def _fresh_of(made: CUDAGraph) -> Any:
+    """Return what makes new tensors for the results of a graph; None if it copies none."""
+    captured = made._captured
+    if captured is None or captured.results is None:
+        return None
+    is_native = captured.deliver is None
+    return captured.results.fresh if is_native else fresh_replay(made, captured, captured)
 
 
 def _outputs(

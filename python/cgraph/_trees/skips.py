@@ -47,6 +47,10 @@ EAGER = {
         "static inputs that are elsewhere in each call",
         "write new weights in place, as parameter.data.copy_(new)",
     ),
+    "keeps": Why(
+        "a tensor that it makes, keeps and does not return, which replays would overwrite",
+        "return it, or keep a clone that is made outside of the compiled function",
+    ),
     "capture elsewhere": Why("another thread that was capturing"),
 }
 """The reasons of single calls, by the names that trees have for them.

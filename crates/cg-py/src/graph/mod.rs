@@ -121,9 +121,7 @@ impl Graph {
         fresh: &Bound<'_, FreshResults>,
         tensors: &Bound<'_, PyTuple>,
     ) -> PyResult<Vec<Bound<'py, PyAny>>> {
-        let new = fresh.get().make(slf.py())?;
-        Self::run(slf, ReplayTensors::of(tensors), Some(new.to()), None)?;
-        Ok(new.tensors())
+        Self::replay_made(slf, fresh.get(), ReplayTensors::of(tensors), None)
     }
 
     /// Add a hook of this graph.
@@ -326,6 +324,19 @@ impl Graph {
 }
 
 impl Graph {
+    /// As [`Self::run`], with results copied to new tensors, which are returned.
+    #[inline]
+    pub(crate) fn replay_made<'py>(
+        slf: &Bound<'py, Self>,
+        fresh: &FreshResults,
+        given: ReplayTensors<'_, '_>,
+        stream: Option<u64>,
+    ) -> PyResult<Vec<Bound<'py, PyAny>>> {
+        let new = fresh.make(slf.py())?;
+        Self::run(slf, given, Some(new.to()), stream)?;
+        Ok(new.tensors())
+    }
+
     /// Enqueue one run, with these tensors copied into the static inputs first, and results copied there
     /// last. `stream` is the raw handle of the stream that is current where the call began, if the caller has it.
     #[inline]

@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 
 use super::held_inputs::{HeldInputs, Items, locations};
 use super::new_node::{EndedPath, NewNode};
-use super::node::TreeNode;
+use super::node::{FreshTensors, TreeNode};
 use super::{Inner, Tree};
 use crate::detach::require_unforked;
 use crate::error::argument;
@@ -138,7 +138,7 @@ impl TreeFunction {
 /// What has become of a call, or is to be done.
 enum Done<'py> {
     /// The node that was replayed, the inputs, and new tensors of the replay if it has made some.
-    Run(Py<TreeNode>, Items<'py>, Option<Bound<'py, PyAny>>),
+    Run(Py<TreeNode>, Items<'py>, Option<FreshTensors<'py>>),
     Eager(Reason, Option<EndedPath>),
     Record(Py<NewNode>),
 }

@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 use super::deliveries::Deliveries;
 use super::{End, Renewal};
 use crate::error::argument;
-use crate::graph::{Graph, ReplayTensors};
+use crate::graph::{FreshResults, Graph, ReplayTensors};
 use crate::raw::{self, Attached, Form};
 use crate::tensors::{TensorReader, View, is_lazy};
 
@@ -43,9 +43,8 @@ pub(crate) struct TreeNode {
     replays: AtomicU64,
     /// The bytes of its outputs that were copied as somebody held them.
     kept: AtomicU64,
-    /// Replays with a tuple of the inputs that are copied, and returns new tensors in place of aliases of
-    /// prototypes.
-    fresh: Option<Py<PyAny>>,
+    /// Makes new tensors in place of aliases of prototypes.
+    fresh: Option<Fresh>,
     /// Another recording may have that, if this one does not.
     may_be_fresh: AtomicBool,
     deliveries: Deliveries,
@@ -56,6 +55,17 @@ enum Replay {
     /// A callable that takes a tuple of the inputs that are copied.
     Callable(Py<PyAny>),
 }
+
+/// What a replay makes new tensors with.
+enum Fresh {
+    /// The node's graph copies its results to them.
+    Results(Py<FreshResults>),
+    /// A callable that takes a tuple of the inputs that are copied, and returns a list.
+    Callable(Py<PyAny>),
+}
+
+/// New tensors of a replay.
+pub(super) type FreshTensors<'py> = Vec<Bound<'py, PyAny>>;
 
 /// What a call returns at one place.
 enum Output {
@@ -116,9 +126,13 @@ impl TreeNode {
         keeps_held: bool,
         reader: Py<TensorReader>,
         count_uses: Option<Py<PyAny>>,
-        fresh: Option<Py<PyAny>>,
+        fresh: Option<Bound<'_, PyAny>>,
         may_be_fresh: bool,
     ) -> PyResult<Self> {
+        let fresh = fresh.map(|fresh| match fresh.cast::<FreshResults>() {
+            Ok(results) => Fresh::Results(results.clone().unbind()),
+            Err(_) => Fresh::Callable(fresh.unbind()),
+        });
         let outputs = outputs.iter().map(|one| Output::parse(&one));
         Ok(Self {
             replay: match replay.cast::<Graph>() {
@@ -225,7 +239,11 @@ impl TreeNode {
                 Output::Own(_) | Output::Input(_) => {}
             }
         }
-        visit.call(&self.fresh)?;
+        match &self.fresh {
+            Some(Fresh::Results(results)) => visit.call(results)?,
+            Some(Fresh::Callable(replay)) => visit.call(replay)?,
+            None => {}
+        }
         visit.call(&self.count_uses)
     }
 }
@@ -376,7 +394,7 @@ impl TreeNode {
         py: Python<'py>,
         inputs: &[Option<Bound<'py, PyAny>>],
         stream: Option<u64>,
-    ) -> PyResult<Option<Bound<'py, PyAny>>> {
+    ) -> PyResult<Option<FreshTensors<'py>>> {
         let copied = self.copied.iter();
         let mut copied: SmallVec<[Bound<'_, PyAny>; 16]> =
             copied.filter_map(|place| inputs[*place].clone()).collect();
@@ -387,7 +405,15 @@ impl TreeNode {
         let delivers = self.deliveries.next(self.fresh.is_some());
         if let Some(fresh) = self.fresh.as_ref().filter(|_| delivers) {
             let copied = PyTuple::new(py, copied)?;
-            return fresh.bind(py).call1((copied,)).map(Some);
+            return match (fresh, &self.replay) {
+                (Fresh::Results(results), Replay::Graph(graph)) => {
+                    let given = ReplayTensors::of(&copied);
+                    Graph::replay_made(graph.bind(py), results.get(), given, stream).map(Some)
+                }
+                (Fresh::Results(_), Replay::Callable(replay)) | (Fresh::Callable(replay), _) => {
+                    replay.bind(py).call1((copied,))?.extract().map(Some)
+                }
+            };
         }
         let done = match &self.replay {
             Replay::Graph(graph) if copied.is_empty() => {
@@ -412,14 +438,14 @@ impl TreeNode {
         &self,
         py: Python<'py>,
         inputs: &[Option<Bound<'py, PyAny>>],
-        fresh: Option<&Bound<'py, PyAny>>,
+        fresh: Option<&FreshTensors<'py>>,
     ) -> PyResult<Bound<'py, PyList>> {
         raw::count(&self.replays);
         let prototypes = self.prototypes.get(py).into_bound(py);
         let alias = |tensor: &Bound<'py, PyAny>| tensor.call_method0(intern!(py, "detach"));
         let outputs = self.outputs.iter().map(|output| match output {
             Output::Own(number) => match fresh {
-                Some(fresh) => fresh.get_item(*number),
+                Some(fresh) => Ok(fresh[*number].clone()),
                 None => alias(&prototypes.get_item(*number)?),
             },
             Output::Input(place) => Ok(inputs[*place]
