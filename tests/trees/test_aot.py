@@ -480,3 +480,13 @@ def test_a_static_argument_in_another_layout_at_its_address_is_refused(lab: Lab)
     weight.data = weight.data.t()
     with pytest.raises(ArgumentError, match=r"strides \(1, 3\)"):
         module(fresh(lab, 2, 3), weight)
+
+
+def test_modules_that_are_called_without_steps_are_soon_captured(lab: Lab) -> None:
+    # From now on, steps are counted by compiled functions.
+    torch.compile(torch.sin, backend="eager")(fresh(lab, 4))
+    first, second = (CudaGraphModule(one, set()) for one in (torch.sin, torch.cos))
+    for _ in range(20):
+        x = fresh(lab, 4)
+        torch.testing.assert_close(second(first(x)), torch.cos(torch.sin(x)))
+    assert sum(one.replays for one in cgraph.trees.report().functions) > 10

@@ -32,6 +32,7 @@ def run(lab: SimLab, functions: list[Any], steps: int) -> None:
 def run_modules(lab: SimLab, modules: list[Any], steps: int) -> None:
     first, second = modules
     for _ in range(steps):
+        step()
         x = fresh(lab, 4)
         before = x.clone()
         y, view = first(x)

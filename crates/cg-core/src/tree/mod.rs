@@ -61,6 +61,9 @@ impl Open {
 
 /// A function may stand on one path so often.
 const MOST_REPEATS: u32 = 256;
+/// A function is put off so often: where nothing says that steps begin, the first run of another one never gets
+/// old.
+const MOST_PUT_OFF: u32 = 8;
 
 /// The graphs of a pool, and the path that calls have taken since their step began.
 #[derive(Debug, Default)]
@@ -347,7 +350,7 @@ impl Tree {
             self.note_run(call.function);
             return Answer::Eager(Reason::FirstRun);
         }
-        if may_put_off && known.put_off < MOST_REPEATS {
+        if may_put_off && known.put_off < MOST_PUT_OFF {
             known.put_off += 1;
             return Answer::Eager(Reason::PutOff);
         }

@@ -1,5 +1,6 @@
 //! `Tree` and `TreeFunction`: graphs that share memory, found and replayed in one native call.
 
+mod blank;
 mod deliveries;
 mod function;
 mod held_inputs;

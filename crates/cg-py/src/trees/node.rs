@@ -8,12 +8,13 @@ use pyo3::types::{PyList, PyTuple};
 use pyo3::{PyTraverseError, PyVisit};
 use smallvec::SmallVec;
 
+use super::blank::Blank;
 use super::deliveries::Deliveries;
 use super::{End, Renewal};
 use crate::error::argument;
 use crate::graph::{FreshResults, Graph, ReplayTensors};
-use crate::raw::{self, Attached, Form};
-use crate::tensors::{TensorReader, View, is_lazy};
+use crate::raw::{self, Attached};
+use crate::tensors::TensorReader;
 
 /// A recorded call.
 #[pyclass(frozen, subclass, weakref, module = "cgraph._core")]
@@ -79,19 +80,6 @@ enum Output {
     Static(Py<PyAny>),
     /// Something else than a tensor.
     Constant(Py<PyAny>),
-}
-
-/// The only prototype of a piece.
-struct Blank {
-    /// Its number.
-    number: usize,
-    memory: u64,
-    form: Form,
-    sizes: Box<[i64]>,
-    strides: Box<[i64]>,
-    offset: i64,
-    /// A clone of it has memory of the same size, with each element in the same place.
-    is_dense: bool,
 }
 
 /// The storage of a piece of memory.
@@ -171,7 +159,8 @@ impl TreeNode {
         ends: Vec<Bound<'_, PyAny>>,
     ) -> PyResult<()> {
         let py = prototypes.py();
-        let blanks = (0..storages.len()).map(|piece| self.blank(&prototypes, piece));
+        let blanks = (0..storages.len())
+            .map(|piece| Blank::of(self.reader.get(), &self.places, &prototypes, piece));
         let blanks: Vec<_> = blanks.collect::<PyResult<_>>()?;
         drop(self.blanks.replace(py, blanks));
         let pieces = storages.into_iter();
@@ -322,55 +311,6 @@ impl TreeNode {
         Ok(true)
     }
 
-    /// Return what makes the prototype of a piece anew; none if there are more, or it cannot be read.
-    fn blank(&self, prototypes: &Bound<'_, PyTuple>, piece: usize) -> PyResult<Option<Blank>> {
-        let mut found = self
-            .places
-            .iter()
-            .enumerate()
-            .filter(|(_, of)| **of == piece);
-        let (Some((number, _)), None) = (found.next(), found.next()) else {
-            return Ok(None);
-        };
-        if number >= prototypes.len() {
-            return Ok(None);
-        }
-        let (reader, tensor) = (self.reader.get(), prototypes.get_item(number)?);
-        let Some(form) = reader.fast().and_then(|fast| fast.form(&tensor)) else {
-            return Ok(None);
-        };
-        if is_lazy(&tensor)? {
-            return Ok(None);
-        }
-        let read = |view: &View<'_>| (view.shape.into(), view.strides.into());
-        let (sizes, strides): (Box<[i64]>, Box<[i64]>) = reader.with(&tensor, read)?;
-        let int = |object: &Bound<'_, PyAny>, name| object.call_method0(name)?.extract::<i64>();
-        let nbytes = int(&tensor.call_method0("untyped_storage")?, "nbytes")?;
-        let (element, offset) = (
-            int(&tensor, "element_size")?,
-            int(&tensor, "storage_offset")?,
-        );
-        let steps = sizes
-            .iter()
-            .zip(&strides)
-            .map(|(size, step)| (size - 1) * step);
-        let end = offset + steps.sum::<i64>() + 1;
-        if sizes.contains(&0) || end * element != nbytes {
-            // The new storage would be smaller.
-            return Ok(None);
-        }
-        let count: i64 = sizes.iter().product();
-        Ok(Some(Blank {
-            is_dense: offset == 0 && count * element == nbytes,
-            number,
-            memory: reader.location(&tensor)?.1,
-            form,
-            sizes,
-            strides,
-            offset,
-        }))
-    }
-
     /// The inputs that lie in outputs of the path: their places, and what makes another tensor like each.
     #[inline]
     pub(super) fn stand_ins(&self) -> &[(usize, Py<PyAny>)] {
@@ -460,35 +400,6 @@ impl TreeNode {
             outputs[*place].call_method0(intern!(py, "requires_grad_"))?;
         }
         PyList::new(py, outputs)
-    }
-}
-
-impl Blank {
-    /// Make the prototype anew, over the same memory, or over other memory with the same contents if the piece is
-    /// kept: its number, the tensor and its storage. None if only Python can do that.
-    fn renew<'py>(
-        &self,
-        reader: &TensorReader,
-        prototypes: &Bound<'py, PyTuple>,
-        end: End,
-        with: &Renewal,
-    ) -> Option<(usize, Bound<'py, PyAny>, u64)> {
-        let py = prototypes.py();
-        let made = match end {
-            End::Kept if !self.is_dense => return None,
-            End::Kept => {
-                let before = prototypes.get_item(self.number).ok()?;
-                before.call_method0(intern!(py, "clone")).ok()?
-            }
-            End::Stale => {
-                let extents = (&*self.sizes, &*self.strides, self.offset);
-                with.new_tensor.over(py, self.memory, &self.form, extents)?
-            }
-        };
-        // Python's object of a storage counts, and stays: it is made before others make it.
-        made.call_method0(intern!(py, "untyped_storage")).ok()?;
-        let storage = reader.fast()?.storage(&made)?;
-        Some((self.number, made, storage))
     }
 }
 
