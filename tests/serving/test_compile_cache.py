@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
+import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +23,7 @@ from cgraph._piecewise.pieces import Compiler, program_of
 from cgraph._piecewise.size_guards import Guard
 from cgraph._torch import form_of_graph
 from cgraph.errors import ArgumentError, CgraphWarning
-from cgraph.piecewise import PiecewiseConfig, mark_size, split_graph
+from cgraph.piecewise import PiecewiseBackend, PiecewiseConfig, mark_size, split_graph
 from served import graph_of
 
 pytestmark = [
@@ -135,7 +137,7 @@ def file_of(folder: Path) -> Path:
         (lambda old: old[:-1] + bytes([old[-1] ^ 1]), "its sha256 is"),
         (lambda old: b"PK" + old, "it is no file of cgraph's"),
         (lambda old: b"", "it is no file of cgraph's"),
-        (lambda old: b"cgraph piece 1\n__import__('os')\n" + old, "Expecting value"),
+        (lambda old: b"cgraph piece 2\n__import__('os')\n" + old, "Expecting value"),
         (lambda old: old.replace(b'"torch": "', b'"torch": "9', 1), "its torch is '9"),
         (lambda old: old.replace(b'"guards": []', b'"guards": [["exec", "1"]]', 1), "not known"),
     ],
@@ -289,7 +291,7 @@ def test_each_rank_has_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.M
 
 def test_a_folder_that_cannot_be_written_is_named_and_done_without(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.warns(CgraphWarning, match="cannot be written, so pieces are compiled at each st"):
+    with pytest.warns(CgraphWarning, match="is not used, so pieces are compiled at each start"):
         cache = CompileCache(tmp_path / "file" / "below", "key")
     assert cache.folder is None
     assert cache.get(0, None) is None
@@ -317,3 +319,114 @@ def test_files_that_several_write_at_once_are_whole(tmp_path: Path) -> None:
     # Another model's file is none of this one's.
     with pytest.warns(CgraphWarning, match="its key is 'key', expected 'other'"):
         assert CompileCache(tmp_path, "other").get(0, 8) is None
+
+
+def test_the_checksum_counts_the_guards_too(tmp_path: Path) -> None:
+    cache = CompileCache(tmp_path, "key")
+    cache.put(0, None, StoredPiece(b"code", (Guard(("LessThan", "s0", 8)),)))
+    path = file_of(tmp_path)
+    path.write_bytes(path.read_bytes().replace(b'"s0", 8', b'"s0", 9'))
+    with pytest.warns(CgraphWarning, match="its sha256 is"):
+        assert cache.get(0, None) is None
+
+
+@pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])
+def test_a_file_that_others_can_write_is_refused_and_written_anew(
+    tmp_path: Path, mode: int
+) -> None:
+    cache = CompileCache(tmp_path, "key")
+    cache.put(0, None, StoredPiece(b"code"))
+    file_of(tmp_path).chmod(mode)
+    with pytest.warns(CgraphWarning, match=r"others may write to .*piece_0_any.*chmod go-w"):
+        assert cache.get(0, None) is None
+    cache.put(0, None, StoredPiece(b"code"))
+    found = cache.get(0, None)
+    assert found is not None
+    assert file_of(tmp_path).stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("place", ["root", "root/pieces", "root/pieces/rank_0"])
+def test_a_folder_that_others_can_write_is_refused(tmp_path: Path, place: str) -> None:
+    root = tmp_path / "root"
+    folder = root / "pieces" / "rank_0"
+    assert CompileCache(folder, "key", root).folder is not None
+    (tmp_path / place).chmod(0o777)
+    with pytest.warns(CgraphWarning, match="others may write to .*so pieces|is not used"):
+        assert CompileCache(folder, "key", root).folder is None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_a_folder_and_a_file_of_another_user_are_refused(tmp_path: Path) -> None:
+    cache = CompileCache(tmp_path / "own", "key")
+    cache.put(0, None, StoredPiece(b"code"))
+    os.chown(file_of(tmp_path / "own"), 65534, 65534)
+    with pytest.warns(CgraphWarning, match="belongs to user 65534"):
+        assert cache.get(0, None) is None
+    os.chown(tmp_path / "own", 65534, 65534)
+    with pytest.warns(CgraphWarning, match="belongs to user 65534"):
+        assert CompileCache(tmp_path / "own", "key").folder is None
+
+
+def test_folders_are_made_for_their_user_alone_whatever_the_umask_says(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        CompileCache(tmp_path / "a" / "b", "key", tmp_path / "a")
+    finally:
+        os.umask(before)
+    modes = [one.stat().st_mode & 0o777 for one in (tmp_path / "a", tmp_path / "a" / "b")]
+    assert modes == [0o700, 0o700]
+
+
+def test_what_is_no_plain_file_is_refused_without_a_wait(tmp_path: Path) -> None:
+    cache = CompileCache(tmp_path, "key")
+    os.mkfifo(tmp_path / "piece_0_any", 0o600)
+    (tmp_path / "elsewhere").write_bytes(b"")
+    (tmp_path / "piece_1_any").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "piece_2_any").mkdir(0o700)
+    for number in range(3):
+        with pytest.warns(CgraphWarning, match=f"piece_{number}_any cannot be read"):
+            assert cache.get(number, None) is None
+
+
+@pytest.mark.parametrize(
+    "guards",
+    ["[" * 100_000, '[[["Add"], 1]]', '[["LessThan", "s0"]]', '[["Not", 1, 2]]', '[["Add"]]'],
+)
+def test_guards_that_are_none_are_refused(tmp_path: Path, guards: str) -> None:
+    cache = CompileCache(tmp_path, "key")
+    cache.put(0, None, StoredPiece(b"code"))
+    path = file_of(tmp_path)
+    path.write_bytes(path.read_bytes().replace(b'"guards": []', f'"guards": {guards}'.encode()))
+    with pytest.warns(CgraphWarning, match="piece_0_any is refused"):
+        assert cache.get(0, None) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("RANK", "abc"), ("CGRAPH_CACHE_DIR", "~nobody_of_this_name/x")]
+)
+def test_a_setting_that_names_no_folder_is_told_and_the_cache_is_done_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv("CGRAPH_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv(name, value)
+    with pytest.warns(CgraphWarning, match=f"{value}|determine home"):
+        cache = CompileCache.of(PiecewiseConfig(), graph_of(torch.sin, torch.ones(4)))
+    assert cache.folder is None
+
+
+def test_a_full_disk_leaves_no_part_of_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = CompileCache(tmp_path, "key")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.warns(CgraphWarning, match=r"cannot be written.*No space left"):
+        cache.put(0, None, StoredPiece(b"code"))
+    backend = PiecewiseBackend()
+    graph = graph_of(torch.sin, torch.ones(4))
+    with pytest.warns(CgraphWarning, match=r"computation_graph.py cannot be written"):
+        backend._dump(graph, tmp_path)
+    assert list(tmp_path.iterdir()) == []

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["OPS", "Decoder", "calls", "graph_of"]
+from cgraph.piecewise import PiecewiseBackend, mark_size
+from lab import Lab, fresh
+
+__all__ = ["OPS", "SIZES", "Decoder", "Served", "calls", "graph_of", "tensors_of"]
 
 OPS = ("served::attend",)
+SIZES = (1, 2, 4, 8)
 calls: list[int] = []
 """The numbers of rows of the calls of the attention."""
 
@@ -71,3 +76,37 @@ class Decoder(nn.Module):
             torch.ops.served.attend(y, cache, out=out)
             x = x + out
         return x
+
+
+class Served:
+    """A model in pieces beside the model itself."""
+
+    def __init__(self, lab: Lab, model: nn.Module, *, marked: bool = True, **fields: Any) -> None:
+        self.lab = lab
+        self.model = model.to(lab.device).eval()
+        self.eager = copy.deepcopy(self.model)
+        fields = {"splitting_ops": OPS, "capture_sizes": SIZES, "compiler": "eager", **fields}
+        self.backend = PiecewiseBackend(**fields)
+        self.fast = torch.compile(self.model, backend=self.backend)
+        self.marked = marked
+
+    def rows(self, size: int) -> Tensor:
+        x = fresh(self.lab, size, 16)
+        if self.marked:
+            mark_size(x)
+        return x
+
+    def check(self, size: int) -> Any:
+        x = self.rows(size)
+        given = x.clone()
+        got, want = self.fast(x), self.eager(given)
+        for one, other in zip(tensors_of(got), tensors_of(want), strict=True):
+            assert torch.allclose(one, other, atol=1e-5)
+        assert torch.equal(x, given)
+        pairs = zip(self.model.buffers(), self.eager.buffers(), strict=True)
+        assert all(torch.allclose(one, other, atol=1e-5) for one, other in pairs)
+        return got
+
+
+def tensors_of(value: Any) -> tuple[Tensor, ...]:
+    return value if isinstance(value, tuple) else (value,)

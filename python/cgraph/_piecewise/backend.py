@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,13 @@ from cgraph._piecewise.compile_cache import CompileCache
 from cgraph._piecewise.config import PiecewiseConfig
 from cgraph._piecewise.counters import Counters
 from cgraph._piecewise.open_size import OpenSize
+from cgraph._piecewise.own_files import write_file
 from cgraph._piecewise.pieces import Compiler, Part, program_of
 from cgraph._piecewise.report import PiecewiseReport, report_of
 from cgraph._piecewise.sized_calls import SizedCalls
 from cgraph._piecewise.split import split_graph
-from cgraph.errors import ArgumentError, CaptureError, StateError
+from cgraph._source import levels_to_user
+from cgraph.errors import ArgumentError, CaptureError, CgraphWarning, StateError
 from cgraph.graph_ladder import GraphLadder
 from cgraph.graphs import capture_scope
 
@@ -204,10 +207,15 @@ class PiecewiseBackend:
         if folder is None:
             return
         path = Path(folder) / "computation_graph.py"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if not path.exists():
-            source = whole.print_readable(print_output=False).replace("<lambda>", "GraphModule")
-            path.write_text(f"from __future__ import annotations\nimport torch\n\n{source}\n")
+        if path.exists():
+            return
+        source = whole.print_readable(print_output=False).replace("<lambda>", "GraphModule")
+        text = f"from __future__ import annotations\nimport torch\n\n{source}\n"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_file(path, text.encode())
+        except OSError as error:
+            warnings.warn(f"{path} cannot be written: {error}", CgraphWarning, levels_to_user())
 
 
 def _once(reason: str | None) -> str:

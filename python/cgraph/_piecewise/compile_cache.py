@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,13 +14,14 @@ import torch
 
 from cgraph import _core, _torch
 from cgraph._piecewise.config import PiecewiseConfig
+from cgraph._piecewise.own_files import make_folder, read_file, write_file
 from cgraph._piecewise.size_guards import Guard
 from cgraph._source import levels_to_user
 from cgraph.errors import CgraphWarning
 
 __all__ = ["CompileCache", "StoredPiece", "key_of"]
 
-_MAGIC = b"cgraph piece 1\n"
+_MAGIC = b"cgraph piece 2\n"
 
 
 @dataclass(frozen=True)
@@ -40,25 +40,24 @@ class StoredPiece:
 class CompileCache:
     """The compiled pieces of one model, each in a file of its own.
 
-    A file has a line of JSON before torch's bytes: the key, the versions, their checksum and the
-    guards. It is written beside its place and put there at once, so that processes which write at
+    A file has a line of JSON before torch's bytes: the key, the versions, the guards and a checksum
+    of all. It is written beside its place and put there at once, so that processes which write at
     the same time leave one of their files whole. A file that is not as expected is named, and
-    written anew.
+    written anew. What is read becomes code: others must not be able to write there.
 
     Args:
         folder: The folder, which is made; None for a cache that holds nothing.
         key: The key of the model; see :func:`key_of`.
+        root: The folder above it of all models; the folder itself by default.
     """
 
-    def __init__(self, folder: Path | None, key: str) -> None:
+    def __init__(self, folder: Path | None, key: str, root: Path | None = None) -> None:
         self.folder, self._key = folder, key
         if folder is not None:
             try:
-                folder.mkdir(parents=True, exist_ok=True)
-                with tempfile.TemporaryFile(dir=folder):
-                    pass
-            except OSError as error:
-                _warn(f"{folder} cannot be written, so pieces are compiled at each start: {error}")
+                make_folder(folder, root or folder)
+            except (OSError, ValueError) as error:
+                _warn(f"{folder} is not used, so pieces are compiled at each start: {error}")
                 self.folder = None
 
     @classmethod
@@ -71,9 +70,14 @@ class CompileCache:
         if not config.cache or os.environ.get("CGRAPH_DISABLE_COMPILE_CACHE", "0") not in ("", "0"):
             return cls(None, "")
         key = key_of(config, graph)
-        root = os.environ.get("CGRAPH_CACHE_DIR") or "~/.cache/cgraph"
-        folder = Path(config.cache_dir or root).expanduser() / "pieces" / key[:10]
-        return cls(folder / f"rank_{_torch.rank()}", key)
+        given = config.cache_dir or os.environ.get("CGRAPH_CACHE_DIR") or "~/.cache/cgraph"
+        try:
+            root = Path(given).expanduser().absolute()
+            folder = root / "pieces" / key[:10] / f"rank_{_torch.rank()}"
+        except (RuntimeError, ValueError) as error:
+            _warn(f"{given} is not used, so pieces are compiled at each start: {error}")
+            return cls(None, "")
+        return cls(folder, key, root)
 
     def get(self, number: int, size: int | None) -> StoredPiece | None:
         """Return a piece compiled for a size, or for any; None if there is none.
@@ -86,7 +90,7 @@ class CompileCache:
             return None
         path = self._path(number, size)
         try:
-            content = path.read_bytes()
+            content = read_file(path)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -94,7 +98,7 @@ class CompileCache:
             return None
         try:
             return self._opened(content, number, size)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             self.refuse(number, size, error)
             return None
 
@@ -106,17 +110,10 @@ class CompileCache:
         """Store a piece; where that fails, tell of it."""
         if self.folder is None:
             return
-        header = json.dumps({**self._head(number, size, piece.code), "guards": piece.guards})
+        header = json.dumps(self._head(number, size, piece))
         path = self._path(number, size)
         try:
-            with tempfile.NamedTemporaryFile(dir=self.folder, delete=False) as file:
-                try:
-                    file.write(_MAGIC + header.encode() + b"\n" + piece.code)
-                    file.flush()
-                    os.replace(file.name, path)
-                except BaseException:
-                    os.unlink(file.name)
-                    raise
+            write_file(path, _MAGIC + header.encode() + b"\n" + piece.code)
         except OSError as error:
             _warn(f"{path} cannot be written: {error}")
 
@@ -132,21 +129,24 @@ class CompileCache:
         header = json.loads(line) if found else None
         if not isinstance(header, dict):
             raise ValueError("it has no header")
-        for name, wanted in self._head(number, size, code).items():
-            if header.get(name) != wanted:
-                raise ValueError(f"its {name} is {header.get(name)!r:.40}, expected {wanted!r:.40}")
         if not isinstance(guards := header.get("guards"), list):
             raise ValueError(f"its guards are {guards!r:.40}, expected a list")
-        return StoredPiece(code, tuple(map(Guard.parsed, guards)))
+        piece = StoredPiece(code, tuple(map(Guard.parsed, guards)))
+        for name, wanted in self._head(number, size, piece).items():
+            if name != "guards" and header.get(name) != wanted:
+                raise ValueError(f"its {name} is {header.get(name)!r:.40}, expected {wanted!r:.40}")
+        return piece
 
-    def _head(self, number: int, size: int | None, code: bytes) -> dict[str, Any]:
+    def _head(self, number: int, size: int | None, piece: StoredPiece) -> dict[str, Any]:
+        guards = json.dumps(piece.guards)
         return {
             "key": self._key,
             "torch": torch.__version__,
             "cgraph": _core.version(),
             "piece": number,
             "size": size,
-            "sha256": hashlib.sha256(code).hexdigest(),
+            "guards": piece.guards,
+            "sha256": hashlib.sha256(guards.encode() + b"\n" + piece.code).hexdigest(),
         }
 
     def _path(self, number: int, size: int | None) -> Path:

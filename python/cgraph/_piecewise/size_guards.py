@@ -78,6 +78,9 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
 }
 
 
+_OF_ANY = ("Add", "And", "Max", "Min", "Mul", "Or")
+
+
 def _stored(expression: Any) -> Any:
     if expression.is_Symbol:
         return str(expression)
@@ -92,8 +95,13 @@ def _stored(expression: Any) -> Any:
 def _checked(stored: Any) -> Any:
     if isinstance(stored, str) or type(stored) is int:
         return stored
-    if not isinstance(stored, (list, tuple)) or not stored or stored[0] not in _FUNCTIONS:
+    is_call = isinstance(stored, (list, tuple)) and stored and isinstance(stored[0], str)
+    if not is_call or stored[0] not in _FUNCTIONS:
         raise ValueError(f"a guard has {stored!r:.80}, which is not known")
+    # Those of two arguments are operators or comparisons.
+    name, count = stored[0], len(stored) - 1
+    if count == 0 or (name not in _OF_ANY and count != (1 if name == "Not" else 2)):
+        raise ValueError(f"a guard has {name} of {count} arguments")
     return (stored[0], *map(_checked, stored[1:]))
 
 

@@ -125,11 +125,18 @@ def device_names() -> tuple[Any, ...]:
 
 
 def rank() -> int:
-    """Return the rank of this process among those that work together; 0 if it is alone."""
+    """Return the rank of this process among those that work together; 0 if it is alone.
+
+    Raises:
+        ValueError: ``RANK`` is no number.
+    """
     distributed = torch.distributed
     if distributed.is_available() and distributed.is_initialized():
         return int(distributed.get_rank())
-    return int(os.environ.get("RANK", "0") or 0)
+    given = os.environ.get("RANK", "0") or "0"
+    if not given.isdecimal():
+        raise ValueError(f"RANK is {given!r:.80}, expected a number")
+    return int(given)
 
 
 def mark_open_size(tensor: torch.Tensor, dim: int) -> None:
