@@ -1,4 +1,4 @@
-"""Inputs of models in pieces: copied or in place, moved, empty, written, of other kinds; rows 2-37, 2-49."""
+"""Inputs of models in pieces: copied or in place, moved, empty, written; rows 2-37, 2-49."""
 
 from __future__ import annotations
 
