@@ -93,115 +93,6 @@ def test_results_of_one_step_may_change_places_as_inputs_of_the_next(lab: Lab) -
         assert torch.allclose(y, want[1])
 
 
-RAISES = {"held_outputs": "raise"}
-aliases = pytest.mark.parametrize(
-    "alias", [lambda y: y, torch.Tensor.detach, lambda y: y[1:], lambda y: y.view(-1)]
-)
-
-
-@aliases
-def test_outputs_that_are_held_when_their_step_ends_stay_right_whatever_refers_to_them(
-    lab: Lab, alias: Any
-) -> None:
-    fast = in_tree(lab, half, fresh(lab, 4, 4))
-    held = []
-    for _ in range(8):
-        step()
-        held.append((alias(fast(x := fresh(lab, 4, 4))), alias(half(x))))
-        for found, want in held:
-            torch.testing.assert_close(found, want)
-    assert graphs_of(fast) == 2
-
-
-@aliases
-def test_with_an_option_an_output_of_an_earlier_step_raises_whatever_refers_to_it(
-    lab: Lab, alias: Any
-) -> None:
-    fast = in_tree(lab, half, fresh(lab, 4, 4), options=RAISES)
-    for _ in range(4):
-        step()
-        held = alias(fast(fresh(lab, 4, 4)))
-    held.sum()
-    step()
-    fast(fresh(lab, 4, 4))
-    with pytest.raises(
-        RuntimeError, match="accessing tensor output of CUDAGraphs that has been"
-    ) as error:
-        held.sum()
-    assert "half" in str(error.value)
-    assert "clone" in str(error.value)
-
-
-def test_outputs_of_recordings_raise_after_their_step_as_those_of_replays_do(lab: Lab) -> None:
-    fast = in_tree(lab, half, fresh(lab, 4), options=RAISES)
-    held = []
-    for _ in range(5):
-        step()
-        held.append(fast(fresh(lab, 4)))
-    held.pop(0).sum()  # that of the first run, which is ordinary memory
-    held.pop().sum()
-    for one in held:
-        with pytest.raises(RuntimeError, match="overwritten by a subsequent run"):
-            one.sum()
-
-
-def test_an_output_of_the_step_that_ends_stays_right_as_an_argument_also_where_others_raise(
-    lab: Lab,
-) -> None:
-    fast = in_tree(lab, lambda x: (x * 2, x + 1), fresh(lab, 4), options=RAISES)
-    x = fresh(lab, 4)
-    for _ in range(6):
-        step()
-        before, want = x, x.clone()
-        x, other = fast(x)
-        torch.testing.assert_close(before, want)
-        torch.testing.assert_close(x, want * 2)
-        torch.testing.assert_close(other, want + 1)
-
-
-def test_results_that_are_held_in_each_step_are_soon_made_in_memory_of_their_own(lab: Lab) -> None:
-    fast = in_tree(lab, lambda x: (half(x), x[1:] + 1, None), fresh(lab, 256))
-    held = []
-    for number in range(200):
-        step()
-        y, z, none = fast(x := fresh(lab, 256))
-        torch.testing.assert_close((y, z), (half(x), x[1:] + 1))
-        assert none is None
-        if number < 100:
-            held = [*held[-3:], (y, z, half(x), x[1:] + 1)]
-        for one, other, *want in held:
-            torch.testing.assert_close((one, other), tuple(want))
-        del y, z
-    # The first ones that were held, and one to see whether they still are.
-    [tree] = trees.report().trees
-    assert 2 * 2044 <= tree.kept_bytes <= 5 * 2044
-    assert "of held outputs copied" in str(tree)
-    assert graphs_of(fast) == 2
-
-
-def test_a_function_behind_one_whose_results_are_held_is_right(lab: Lab) -> None:
-    first, second = in_tree(lab, half, fresh(lab, 8)), in_tree(lab, line, fresh(lab, 8))
-    for number in range(30):
-        step()
-        y = first(x := fresh(lab, 8))
-        if number > 6 and number % 3:
-            z = second(y)
-            torch.testing.assert_close(z, line(half(x)))
-        torch.testing.assert_close(y, half(x))
-
-
-def test_gradients_that_are_held_when_their_step_ends_get_memory_of_their_own(lab: Lab) -> None:
-    gradient = in_tree(lab, line, fresh(lab, 8), is_backward=True, is_inference=False)
-    total, want = None, torch.zeros(8, device=lab.device)
-    for _ in range(8):
-        step()
-        x = fresh(lab, 8)
-        found = gradient(x)
-        total = found if total is None else total.add_(found)
-        want += line(x)
-        assert torch.allclose(total, want, atol=1e-5)
-
-
 def test_a_static_input_is_not_copied_and_a_moved_one_is_captured_again(lab: Lab) -> None:
     weights = [fresh(lab, 4, 4) for _ in range(2)]
     fast = in_tree(lab, torch.matmul, fresh(lab, 4, 4), weights[0], static_input_idxs=[1])
@@ -434,44 +325,9 @@ def test_a_call_that_writes_to_a_held_gradient_writes_to_the_callers(lab: Lab) -
             assert torch.allclose(found, line(x) * 0.5)
 
 
-def test_who_looks_at_the_storage_of_an_output_and_lets_go_does_not_hold_it(lab: Lab) -> None:
-    first, second = in_tree(lab, half, fresh(lab, 8)), in_tree(lab, line, fresh(lab, 8))
-    for _ in range(8):
-        step()
-        y = first(x := fresh(lab, 8))
-        y.untyped_storage().nbytes()
-        assert torch.allclose(y, half(x))
-        del y
-    step()
-    y = first(x := fresh(lab, 8))
-    y.untyped_storage().nbytes()
-    del y
-    for _ in range(3):
-        x = fresh(lab, 8)
-        assert torch.allclose(second(second(x)), line(line(x)))
-    assert graphs_of(first) == 1
-
-
-def test_lazy_conjugates_and_small_views_of_held_outputs_are_as_in_eager(lab: Lab) -> None:
-    def numbers() -> Tensor:
-        return torch.randn(8, dtype=torch.complex64, device=lab.device)
-
-    first = in_tree(lab, lambda x: (x * 2)[2:6], numbers())
-    second = in_tree(lab, lambda y: (y.conj(), y.as_strided((8,), (1,), 0)[:2]), numbers()[:4])
-    held = []
-    for _ in range(8):
-        step()
-        x = numbers()
-        y = first(x)
-        conjugate, begin = second(y)
-        assert torch.allclose(conjugate, (x * 2)[2:6].conj())
-        assert torch.allclose(begin, (x * 2)[:2])
-        held[:] = [y, conjugate]
-
-
 def test_marks_of_torch_begin_steps_also_where_they_come_late(lab: Lab) -> None:
     trees.reset()
-    fast, held = in_tree(lab, half, fresh(lab, 4), options=RAISES), []
+    fast, held = in_tree(lab, half, fresh(lab, 4), options={"held_outputs": "raise"}), []
     for _ in range(8):
         torch.compiler.cudagraph_mark_step_begin()
         held.append(fast(x := fresh(lab, 4)))

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import gc
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -18,7 +15,7 @@ from cgraph import _driver, _torch, trees
 from cgraph._captures.turns import turn
 from cgraph.errors import ArgumentError, EagerWarning, StateError
 from lab import Lab, fresh
-from tree_programs import graphs_of, half, in_tree, line, step
+from tree_programs import graphs_of, half, in_tree, step
 
 
 def test_a_function_that_keeps_a_tensor_that_it_makes_runs_once_a_call_and_is_told(
@@ -102,123 +99,6 @@ def test_a_reset_inside_of_a_call_is_refused(lab: Lab) -> None:
         if number == 0:
             inner.append(1)
     assert graphs_of(fast) == 1
-
-
-def test_a_held_output_that_cannot_be_copied_is_right_after_the_error_and_in_later_calls(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fast = in_tree(lab, half, fresh(lab, 4))
-    for replays in (0, 1, 2):
-        trees.reset()
-        for _ in range(2 + replays):
-            step()
-            y = fast(x := fresh(lab, 4))
-
-        def fail(_: object) -> Any:
-            raise MemoryError("no memory for a copy")
-
-        with monkeypatch.context() as patched:
-            patched.setattr(Tensor, "clone", fail)
-            patched.setattr(_torch, "copied_memory", fail)
-            for _ in range(2):
-                step()
-                with pytest.raises(MemoryError, match="no memory for a copy"):
-                    fast(fresh(lab, 4))
-                torch.testing.assert_close(y, half(x))
-        for _ in range(3):
-            step()
-            torch.testing.assert_close(fast(other := fresh(lab, 4)), half(other))
-            torch.testing.assert_close(y, half(x))
-
-
-@pytest.mark.parametrize("held_outputs", ["keep", "raise"])
-def test_an_interrupt_while_a_step_ends_leaves_held_outputs_right_or_raising(
-    lab: Lab, held_outputs: str
-) -> None:
-    interrupted = 0
-    for calls in (2, 4):
-        # Each function of Python's that the call enters may be interrupted.
-        for number in range(1, 40):
-            fast = in_tree(
-                lab,
-                lambda x: (half(x), x[1:] * 2),
-                fresh(lab, 4),
-                options={"held_outputs": held_outputs},
-            )
-            for _ in range(calls):
-                step()
-                held = fast(x := fresh(lab, 4))
-            want = half(x), x[1:] * 2
-            step()
-            with interrupt_at(number) as found:
-                fast(fresh(lab, 4))
-            interrupted += found[0]
-            for _ in range(3):
-                step()
-                other = fresh(lab, 4)
-                torch.testing.assert_close(fast(other), (half(other), other[1:] * 2))
-            for one, right in zip(held, want, strict=True):
-                try:
-                    torch.testing.assert_close(one, right)
-                except RuntimeError as error:
-                    assert held_outputs == "raise"
-                    assert "overwritten by a subsequent run" in str(error)
-            if not found[0]:
-                break
-    assert interrupted > 10
-
-
-@contextmanager
-def interrupt_at(number: int) -> Iterator[list[bool]]:
-    """Interrupt the block where the function of this number is entered; tell whether one was."""
-    found, count = [False], 0
-
-    def signal(frame: FrameType, event: str, _: object) -> None:
-        nonlocal count
-        code = frame.f_code
-        # Python itself drops what a finalizer raises.
-        may_raise = code.co_name != "__del__" and "_captures" not in code.co_filename
-        if event == "call" and may_raise and "cgraph" in code.co_filename:
-            count += 1
-            if count == number:
-                sys.setprofile(None)
-                found[0] = True
-                raise KeyboardInterrupt
-
-    try:
-        sys.setprofile(signal)
-        yield found
-    except KeyboardInterrupt:
-        pass
-    finally:
-        sys.setprofile(None)
-
-
-def test_an_output_that_garbage_holds_may_go_while_the_next_call_is_recorded(lab: Lab) -> None:
-    for threshold in range(1, 40, 3):
-        first = in_tree(lab, lambda x: (x * 2, x * 3), fresh(lab, 3))
-        second = in_tree(lab, line, fresh(lab, 3))
-        gc.collect()
-        gc.disable()
-        try:
-            for number in range(4):
-                step()
-                y, z = first(fresh(lab, 3))
-                if number == 1:
-                    second(fresh(lab, 3))  # its first run
-                if number == 3:
-                    garbage: list[Any] = [y]
-                    garbage.append(garbage)
-                    want, x = z.clone(), fresh(lab, 3)
-                    del garbage, y
-                    gc.set_threshold(gc.get_count()[0] + threshold)
-                    gc.enable()
-                    torch.testing.assert_close(second(x), line(x))
-                    torch.testing.assert_close(z, want)
-                del z
-        finally:
-            gc.enable()
-            gc.set_threshold(700, 10, 10)
 
 
 @contextmanager
