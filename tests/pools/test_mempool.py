@@ -302,3 +302,13 @@ def test_what_looks_at_a_paused_pool_says_that_it_is_paused(lab: Lab) -> None:
     pool.resume()
     graph.replay()
     assert torch.equal(y, x * 2)
+
+
+def test_the_first_trim_after_a_ladder_was_cleared_gives_its_memory_back(lab: Lab) -> None:
+    pool = MemPool()
+    ladder = cgraph.GraphLadder(pool)
+    with torch.no_grad():
+        ladder.capture(1, lambda x: (x @ x.t()).relu() @ x, fresh(lab, 512, 64))
+        ladder.clear()
+    assert pool.trim() > 0
+    assert pool.stats()["mapped"] == 0

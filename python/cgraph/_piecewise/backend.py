@@ -67,6 +67,8 @@ class PiecewiseBackend:
         self.counters = Counters()
         self._parts: list[Part] = []
         self._calls: SizedCalls | None = None
+        # Nothing has come after a dry run.
+        self._was_dry = False
         self._ladder = GraphLadder(
             pool, check_addresses=not config.copy_inputs, fresh_outputs=config.outputs == "fresh"
         )
@@ -87,7 +89,11 @@ class PiecewiseBackend:
                 " PiecewiseBackend"
             )
         if self._calls is not None:
-            raise StateError(_once(_torch.recompile_reason()))
+            if not self._was_dry:
+                raise StateError(_once(_torch.recompile_reason()))
+            # The cache is there now: the graphs of the rehearsal are gone.
+            self._calls.retire()
+            self._was_dry = False
         values = _torch.example_inputs(graph.graph)
         if torch.is_grad_enabled() and any(
             isinstance(one, torch.Tensor) and one.requires_grad for one in values
@@ -119,7 +125,8 @@ class PiecewiseBackend:
                     found[one.item.submod_name] = one.item.graph.forward
                 else:
                     found[one.item.submod_name] = compiler.sized(one, size)
-            return program_of(whole, found)
+            made = program_of(whole, found)
+            return made if size else _explained(made, graph)
 
         self._calls = SizedCalls(config, open_size, program, self._ladder, self.counters)
         return self._calls.run
@@ -136,6 +143,7 @@ class PiecewiseBackend:
         """
         if self._sizes:
             self._compile(call)
+            self._was_dry = False
             self._capture_all(call, self._ladder.pool, progress=progress, freeze=freeze)
 
     def dry_run(self, call: Callable[[int], object], *, progress: bool = True) -> PiecewiseReport:
@@ -166,6 +174,7 @@ class PiecewiseBackend:
         finally:
             calls.pool = None
             self.clear()
+            self._was_dry = True
             # Replays in flight keep what their breaks read.
             driver.synchronize()
             driver.settle()
@@ -187,8 +196,8 @@ class PiecewiseBackend:
         return {*self.config.capture_sizes, *self.config.compile_sizes}
 
     def _compile(self, call: Callable[[int], object]) -> SizedCalls:
-        """Let a first call of the largest size compile the model."""
-        if self._calls is None:
+        """Let a first call of the largest size compile the model, after a dry run once more."""
+        if self._calls is None or self._was_dry:
             call(max(self._sizes))
         if self._calls is None:
             raise StateError("the call of a size has not called the model of this backend")
@@ -219,13 +228,40 @@ class PiecewiseBackend:
 
 
 def _once(reason: str | None) -> str:
-    why = (
-        f"Dynamo compiles the code again, as {reason}"
-        if reason
-        else "the model has a graph break, or the backend has another model already"
-    )
+    if reason and "dispatch key set mismatch" in reason:
+        return (
+            "call the model in the mode in which it was compiled, torch.no_grad() or"
+            " torch.inference_mode(), with inputs that were made in it. Why: PiecewiseBackend can"
+            f" only be called once, and Dynamo compiles the code again, as {reason}"
+        )
+    if reason:
+        why = f"Dynamo compiles the code again, as {reason}"
+    elif (broken := _torch.last_graph_break()) is not None:
+        why = f"the model has a graph break: {broken}. torch.compile(fullgraph=True) names each"
+    else:
+        why = "the backend has another model already"
     return (
         f"PiecewiseBackend can only be called once, and {why}. Mark the size of a batch in every"
         " input that has it, with cgraph.piecewise.mark_size(x, 0) before the first call, keep"
         " everything else equal between calls, and make one backend for each model"
     )
+
+
+def _explained(run: Callable[..., Any], graph: torch.fx.GraphModule) -> Callable[..., Any]:
+    """Return a function that says what a failed assertion of torch's about the open size means."""
+
+    def explained(*args: Any) -> Any:
+        try:
+            return run(*args)
+        except RuntimeError as error:
+            text = str(error)
+            if "Runtime assertion failed" not in text:
+                raise
+            line = _torch.first_line_of(graph) or "the model"
+            raise CaptureError(
+                "take a part of fixed size in a way that does not depend on the open one, as"
+                f" x.narrow(0, 0, 1) in place of x[:1]. Why: in {line} torch has assumed a relation"
+                f" of sizes that does not hold: {text}"
+            ) from error
+
+    return explained

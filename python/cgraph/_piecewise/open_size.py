@@ -40,6 +40,8 @@ class OpenSize:
         """
         nodes = [one for one in graph.nodes if one.op == "placeholder"]
         values = _torch.example_inputs(graph)
+        # Dynamo has opened others by itself, as a cache had another size in a dry run.
+        _torch.fix_unmarked_sizes(values)
         names = tuple(str(one.target) for one in nodes)
         tensors = [place for place, one in enumerate(values) if isinstance(one, torch.Tensor)]
         sized = [place for place in tensors if _symbols(*values[place].shape)]
@@ -50,10 +52,15 @@ class OpenSize:
         symbols = {
             str(one): place
             for place, one in enumerate(values)
-            if isinstance(one, torch.SymInt) and str(one) not in of_layouts
+            if isinstance(one, torch.SymInt) and _symbols(one) and str(one) not in of_layouts
         }
+        if not symbols and any(isinstance(one, torch.SymInt) for one in values):
+            shapes = (f"{names[place]} of shape {tuple(values[place].shape)}" for place in tensors)
+            raise ArgumentError(f"{_FIXED} ({', '.join(shapes)})")
         if len(symbols) != 1:
             raise ArgumentError(_several(symbols, values, names) if symbols else _NONE)
+        if not tensors and (broken := _torch.last_graph_break()) is not None:
+            raise ArgumentError(f"a model in pieces with a graph break: {broken}. {_BRANCH}")
         others = tuple(place for place in tensors if place not in sized)
         keeps_offsets = any("as_strided" in str(node.target) for node in graph.nodes)
         return cls(next(iter(symbols.values())), tuple(sized), others, names, keeps_offsets)
@@ -63,6 +70,16 @@ _NONE = (
     "a model in pieces without a symbolic size: all sizes of its inputs are constants of its graph,"
     " so that each size would be compiled by itself. Call cgraph.piecewise.mark_size(x, 0) for its"
     " input of a batch before the first call of the model"
+)
+
+
+_BRANCH = (
+    "A branch on the size of a batch is one: write it with torch.where, or leave it out."
+    " torch.compile(fullgraph=True) names each"
+)
+_FIXED = (
+    "a model in pieces fixes the size that is marked, as by adding a tensor of just so many rows:"
+    " no input has an open size any more. Let what it adds depend on x.shape[0]. Its inputs"
 )
 
 

@@ -120,6 +120,12 @@ class SizedCalls:
             for one in self._sizes.values():
                 one.warmups, one.graph, one.refused, one.others = 0, None, None, None
 
+    def retire(self) -> None:
+        """Capture no more: another compilation of the model has taken its place."""
+        self.clear()
+        for one in self._sizes.values():
+            one.refused = "the model was compiled again after a dry run"
+
     def _uncaptured(self, size: int, args: tuple[Any, ...]) -> Any:
         with self._lock:
             if size == 0:

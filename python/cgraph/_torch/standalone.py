@@ -19,6 +19,8 @@ __all__ = [
     "compiled_of",
     "compiler_state",
     "device_names",
+    "fix_unmarked_sizes",
+    "last_graph_break",
     "mark_open_size",
     "open_sizes",
     "rank",
@@ -157,6 +159,33 @@ def recompile_reason() -> str | None:
     found = None if context is None else getattr(context(), "_metrics", {})
     reason = (found or {}).get("recompile_reason")
     return None if reason is None else str(reason)
+
+
+def fix_unmarked_sizes(values: Sequence[Any]) -> None:
+    """Let sizes that Dynamo has opened by itself be those of this call, if one is marked.
+
+    Args:
+        values: The example inputs of a graph, these sizes among them.
+    """
+    sizes = [one for one in values if isinstance(one, torch.SymInt)]
+    marked = [one for one in sizes if _symbolic_shapes.free_unbacked_symbols(one)]
+    if marked:
+        for one in sizes:
+            if not any(one is other for other in marked):
+                # Dynamo compares it in later calls.
+                int(one)
+
+
+def last_graph_break() -> str | None:
+    """Return why Dynamo has broken a graph the last time, and in which line; None if it has not."""
+    utils: Any = importlib.import_module("torch._dynamo.utils")
+    reasons = getattr(utils, "graph_break_reasons", None)
+    if not reasons:
+        return None
+    last = reasons[-1]
+    stack = getattr(last, "user_stack", None) or ()
+    where = f", in line {stack[-1].lineno} of {stack[-1].filename}" if stack else ""
+    return f"{str(last.reason).strip().splitlines()[0]}{where}"
 
 
 _config = PrivateNames("torch._inductor.config")

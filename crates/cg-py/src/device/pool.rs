@@ -169,6 +169,8 @@ impl Pool {
 
     /// Give wholly free segments back; how many bytes that were.
     fn trim(&self, py: Python<'_>) -> PyResult<u64> {
+        // What Python kept for work in flight goes once this thread has the interpreter again.
+        detached(py, || self.core.device().synchronize())?;
         detached(py, || self.core.trim())
     }
 
