@@ -19,7 +19,7 @@ from cgraph._breaks.sessions import Break, Session
 from cgraph._captures.capture_scopes import prepare
 from cgraph._captures.collector import collections_held_off
 from cgraph._captures.fresh_results import FreshFeed, FreshReplay, fresh_feed, fresh_replay
-from cgraph._captures.turns import turn
+from cgraph._captures.turns import Turn
 from cgraph._driver import Handle, Pool
 from cgraph._operators.snapshots import RandomSnapshot
 from cgraph.breaks import breakable, on_one_thread
@@ -217,46 +217,36 @@ class SegmentedGraph(_core.Segments):
             results: Returns the tensors of the function's result that :meth:`_replay_fresh` copies
                 to new memory.
         """
-        with turn(session.driver, waits=True):
-            return cls._made_in_turn(session, body, statics, results)
-
-    @classmethod
-    def _made_in_turn(
-        cls,
-        session: Session,
-        body: Callable[[], R],
-        statics: Sequence[torch.Tensor],
-        results: Callable[[R], Sequence[torch.Tensor]],
-    ) -> tuple[SegmentedGraph, R]:
         driver, stream = session.driver, session.stream
         before = driver.current_stream()
         context = driver.stream(stream)
-        prepare(driver, waits=True)
-        ordinal = stream.device_index if driver.device_type == "cuda" else None
-        random = RandomSnapshot(session.generators, ordinal)
-        try:
-            with (
-                context,
-                collections_held_off(),
-                session.forks.watched(),
-                _torch.without_autocast_cache(),
-                breakable(session),
-            ):
-                session.begin(statics)
-                with on_one_thread():
-                    result = body()
-                made = cls(session.finish(results(result)))
-                session.close()
-            _wait(before, stream)
-        except BaseException as error:
+        with Turn(driver, waits=True):
+            prepare(driver, waits=True)
+            ordinal = stream.device_index if driver.device_type == "cuda" else None
+            random = RandomSnapshot(session.generators, ordinal)
             try:
-                session.fail(error)
-            finally:
-                random.put_back()
-                with suppress(RuntimeError):  # segments may be under way
-                    _wait(before, stream)
-            raise
-        return made, result
+                with (
+                    context,
+                    collections_held_off(),
+                    session.forks.watched(),
+                    _torch.without_autocast_cache(),
+                    breakable(session),
+                ):
+                    session.begin(statics)
+                    with on_one_thread():
+                        result = body()
+                    made = cls(session.finish(results(result)))
+                    session.close()
+                _wait(before, stream)
+            except BaseException as error:
+                try:
+                    session.fail(error)
+                finally:
+                    random.put_back()
+                    with suppress(RuntimeError):  # segments may be under way
+                        _wait(before, stream)
+                raise
+            return made, result
 
     def pool(self) -> Handle:
         """Return the token of the memory pool of all segments."""

@@ -147,9 +147,9 @@ class Simulator:
             return Recording(self, capture, handle, own, *options)
         except BaseException:
             handle.mem_pool.is_open = False
-            own.end()
             with suppress(CgraphError):  # it may have ended it itself
                 capture.finish()
+            own.end()
             raise
 
     def is_capturing(self) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,14 +14,7 @@ from cgraph.piecewise import PiecewiseBackend, mark_size
 from lab import Lab, fresh
 from served import Decoder, Served
 
-
-@pytest.fixture(autouse=True)
-def _own_compiler(lab: Lab) -> Iterator[None]:
-    """Let each test compile anew, without gradients."""
-    torch.compiler.reset()
-    with torch.no_grad():
-        yield
-    torch.compiler.reset()
+pytestmark = pytest.mark.usefixtures("own_compiler")
 
 
 def test_row_2_37_inputs_are_copied_to_memory_that_stays(lab: Lab) -> None:

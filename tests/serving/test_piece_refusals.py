@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,14 +12,7 @@ from torch import Tensor
 from cgraph.piecewise import PiecewiseBackend, mark_size
 from lab import Lab, fresh
 
-
-@pytest.fixture(autouse=True)
-def _own_compiler(lab: Lab) -> Iterator[None]:
-    """Let each test compile anew, without gradients."""
-    torch.compiler.reset()
-    with torch.no_grad():
-        yield
-    torch.compiler.reset()
+pytestmark = pytest.mark.usefixtures("own_compiler")
 
 
 def in_pieces(model: Callable[..., Any], **fields: Any) -> tuple[PiecewiseBackend, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +17,7 @@ from cgraph.piecewise import PiecewiseBackend, PiecewiseConfig, mark_size
 from lab import Lab, SimLab, fresh
 from served import OPS, SIZES, Decoder, Served, calls
 
-
-@pytest.fixture(autouse=True)
-def _own_compiler(lab: Lab) -> Iterator[None]:
-    """Let each test compile anew, without gradients."""
-    torch.compiler.reset()
-    with torch.no_grad():
-        yield
-    torch.compiler.reset()
+pytestmark = pytest.mark.usefixtures("own_compiler")
 
 
 def test_all_sizes_are_as_in_eager_and_sizes_to_capture_are_replayed(lab: Lab) -> None:

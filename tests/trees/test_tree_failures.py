@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from cgraph import _driver, _torch, trees
-from cgraph._captures.turns import turn
+from cgraph._captures.turns import Turn
 from cgraph.errors import ArgumentError, EagerWarning, StateError
 from lab import Lab, fresh
 from tree_programs import graphs_of, half, in_tree, step
@@ -107,7 +107,7 @@ def another_thread_captures() -> Iterator[None]:
     begun, over = threading.Event(), threading.Event()
 
     def work() -> None:
-        with turn(_driver.current()):
+        with Turn(_driver.current()):
             begun.set()
             over.wait()
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from cgraph import _driver, _torch
 from cgraph._captures.collector import collections_held_off
-from cgraph._captures.turns import turn
+from cgraph._captures.turns import Turn
 from cgraph._driver import Driver, Pool
 from cgraph.errors import StateError
 
@@ -23,7 +23,7 @@ _frozen: set[tuple[Any, ...]] = set()
 @contextmanager
 def prepared(driver: Driver) -> Iterator[None]:
     """Prepare once for all captures of this thread in a ``with`` block."""
-    with turn(driver, waits=True):
+    with Turn(driver, waits=True):
         driver.synchronize()
         gc.collect()
         driver.empty_cache()

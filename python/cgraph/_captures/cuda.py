@@ -78,7 +78,8 @@ class Cuda:
                 generators,
                 labels,
                 statics,
-                (mark, own),
+                mark,
+                own,
                 resumes,
             )
         except BaseException:

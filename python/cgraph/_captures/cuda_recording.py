@@ -63,10 +63,12 @@ class Recording:
         generators: list[Any],
         labels: LabelRecorder | None,
         statics: Sequence[torch.Tensor],
-        mark: tuple[_core.CaptureMark, Turn],
+        mark: _core.CaptureMark,
+        own: Turn,
         resumes: Recording | None = None,
     ) -> None:
-        self._mark: tuple[_core.CaptureMark, Turn] | None = mark
+        self._mark: _core.CaptureMark | None = mark
+        self._turn = own
         self._statics = statics
         self._device = device
         self._ordinal = ordinal
@@ -196,9 +198,8 @@ class Recording:
             try:
                 self._context.close()
             finally:
-                if self._mark is not None:
-                    self._mark[1].end()
                 self._mark = None
+                self._turn.end()
                 _torch.release_outliving()
                 _core.settle_pools()
 

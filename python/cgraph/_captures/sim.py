@@ -134,7 +134,7 @@ class Recording:
                 self.abandon()
                 raise
         self._end_recording()
-        template = self._capture.finish()
+        template = self._finish_capture()
         footprint = self._meter.finish(_no_workspaces, self._handle.mem_pool.recorded)
         template.retain_pool(self._handle.mem_pool._core)
         results = None
@@ -170,7 +170,7 @@ class Recording:
         self._end_recording()
         self._handle.mem_pool.recorded()
         try:
-            self._capture.finish()
+            self._finish_capture()
         except CaptureError as error:
             return str(error)
         return None
@@ -180,8 +180,14 @@ class Recording:
         if self.recorder.over:
             _torch.take_mode_away(self.recorder)
 
+    def _finish_capture(self) -> _core.Template:
+        """End the capture, and let other threads begin one."""
+        try:
+            return self._capture.finish()
+        finally:
+            self._turn.end()
+
     def _end_recording(self) -> None:
-        self._turn.end()
         if self._labels is not None:
             self._labels.stop()
         self.recorder.over = True

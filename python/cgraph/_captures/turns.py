@@ -6,17 +6,16 @@ capture waits for the device, which CUDA forbids while another one is open.
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Iterator
 
 import torch
+from typing_extensions import Self
 
 from cgraph import _driver
 from cgraph._driver import Driver
 from cgraph.errors import CaptureError
 
-__all__ = ["Turn", "turn"]
+__all__ = ["Turn"]
 
 _Place = tuple[int, int]
 _changed = threading.Condition()
@@ -25,6 +24,8 @@ _taken: dict[_Place, list[Turn]] = {}
 
 class Turn:
     """The right of this thread to capture on a driver's current device, until it ends.
+
+    It may be used in a ``with`` statement.
 
     Args:
         driver: The driver in force.
@@ -67,15 +68,12 @@ class Turn:
         threads = (one._thread for one in _taken.get(self._place, ()))
         return next((one for one in threads if one is not self._thread), None)
 
-    def __del__(self) -> None:
+    def __enter__(self) -> Self:
+        """Return the turn, which ends with the block."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
         self.end()
 
-
-@contextlib.contextmanager
-def turn(driver: Driver, *, waits: bool = False) -> Iterator[None]:
-    """Let only this thread capture in a ``with`` block, on a driver's current device."""
-    mine = Turn(driver, waits=waits)
-    try:
-        yield
-    finally:
-        mine.end()
+    def __del__(self) -> None:
+        self.end()

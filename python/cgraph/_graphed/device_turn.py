@@ -42,7 +42,5 @@ def device_taken(driver: Driver) -> Iterator[None]:
         mine = Turn(driver)
     except CaptureError as error:
         raise DeviceBusyError(str(error)) from error
-    try:
+    with mine:
         yield
-    finally:
-        mine.end()

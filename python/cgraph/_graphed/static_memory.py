@@ -68,7 +68,8 @@ class PoolUse:
         if use is None:
             owner = driver.mem_pool(handle) or pool
             streams = {} if isinstance(owner, tuple) else _streams.setdefault(owner, {})
-            stream = streams.setdefault(_number(driver), driver.new_stream())
+            stream = streams.get(_number(driver)) or driver.new_stream()
+            stream = streams.setdefault(_number(driver), stream)
             # Another thread may make one meanwhile.
             use = _uses.setdefault(name, cls(driver, handle, stream))
         return use

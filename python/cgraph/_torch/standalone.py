@@ -168,12 +168,11 @@ def fix_unmarked_sizes(values: Sequence[Any]) -> None:
         values: The example inputs of a graph, these sizes among them.
     """
     sizes = [one for one in values if isinstance(one, torch.SymInt)]
-    marked = [one for one in sizes if _symbolic_shapes.free_unbacked_symbols(one)]
-    if marked:
-        for one in sizes:
-            if not any(one is other for other in marked):
-                # Dynamo compares it in later calls.
-                int(one)
+    others = [one for one in sizes if not _symbolic_shapes.free_unbacked_symbols(one)]
+    if len(others) < len(sizes):
+        for one in others:
+            # Dynamo compares it in later calls.
+            int(one)
 
 
 def last_graph_break() -> str | None:

@@ -30,6 +30,7 @@ class Manager:
         realigns: The compiled code takes inputs for aligned that are not.
         names: What users call its inputs.
         operators: Its operators that are not torch's.
+        pair: The number of its forward pass and its backward pass; None where that is not known.
     """
 
     def __init__(
@@ -40,11 +41,12 @@ class Manager:
         realigns: bool,
         names: Sequence[str] = (),
         operators: Sequence[str] = (),
+        pair: int | None = None,
     ) -> None:
         self._name, self._options = name, options
         self._names, self._operators = names, operators
         self._realigns = realigns
-        self._pair: int | None = next(_pairs)
+        self._pair = pair
         self._parts: collections.Counter[str] = collections.Counter()
 
     @property
@@ -118,8 +120,6 @@ class _AllGraphs(Manager):
 
     def __init__(self) -> None:
         super().__init__("a compiled function", TreeOptions(), realigns=True)
-        # What is one pair, torch does not tell.
-        self._pair = None
 
     def cudagraphify(
         self,
@@ -130,9 +130,7 @@ class _AllGraphs(Manager):
     ) -> Cudagraphified:
         """Return a function of the device's tree, named by the line of its first result."""
         name = _torch.line_of_first(stack_traces or ()) or self._name
-        one = Manager(name, TreeOptions.of(None), realigns=True)
-        one._pair = None
-        return one.cudagraphify(model, **kwargs)
+        return Manager(name, TreeOptions.of(None), realigns=True).cudagraphify(model, **kwargs)
 
     def skip(self, reason: str, *, is_counted: bool = False) -> None:
         """Do nothing."""
@@ -185,8 +183,14 @@ class _Backend:
         name = name_of(graph_module)
         is_simulated = driver.device_type == "cpu"
         names = _torch.names_of_inputs(graph_module.graph, inputs)
-        operators = _torch.foreign_operators(graph_module.graph)
-        manager = Manager(name, given, realigns=not is_simulated, names=names, operators=operators)
+        manager = Manager(
+            name,
+            given,
+            realigns=not is_simulated,
+            names=names,
+            operators=_torch.foreign_operators(graph_module.graph),
+            pair=next(_pairs),
+        )
         if is_simulated:
             return _torch.compile_interpreted(graph_module, inputs, manager)
         return _torch.compile_with_inductor(graph_module, inputs, manager, of_inductor)

@@ -105,7 +105,8 @@ class CudaGraphModule(torch.nn.Module):
             self._graphs, self._types = graphs, [_type(one) for one in args]
             self._on_host.update(place for place, one in enumerate(args) if _is_on_host(one))
             form.layouts = [self._layout(place, one) for place, one in enumerate(args)]
-        if last is None:
+        if last is None and self._mode != "backward":
+            # What is static in a backward pass may move in each call.
             self._last = _Statics(args, self._statics)
         own = _torch.clone_together(results)
         for place, alias in form.aliases.items():

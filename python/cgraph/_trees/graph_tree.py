@@ -181,12 +181,10 @@ class GraphTree(_core.Tree):
                 mine = Turn(self._driver)
             except CaptureError:
                 return self._run(function, inputs, "capture elsewhere", 0)
-            try:
+            with mine:
                 # A capture of another thread allows no wait.
                 if self._can_wait():
                     return self._recorded(function, inputs, new)
-            finally:
-                mine.end()
             return self._run(function, inputs, "capture elsewhere", 0)
 
     def _recorded(self, function: Function, inputs: list[Any], new: _core.NewNode) -> Sequence[Any]:
@@ -212,9 +210,9 @@ class GraphTree(_core.Tree):
             raise
         if node is None:
             function.keeps = True
-            self._note_eager(function, "keeps", 0)
             # The pool has a block that belongs to nobody here.
             self._start_over()
+            self._note_eager(function, "keeps", 0)
         else:
             self._owning.append(node)
             node.graph.replay()

@@ -135,8 +135,7 @@ impl Tree {
 
     /// Note that a function runs without the tree; return whether that is its first run.
     pub fn ran(&mut self, function: FunctionId) -> bool {
-        let is_first = !self.functions[function.0 as usize].has_run;
-        self.note_run(function);
+        let is_first = self.note_run(function);
         self.follow(function);
         is_first
     }
@@ -322,10 +321,12 @@ impl Tree {
         self.answer_anew(call, holders)
     }
 
-    fn note_run(&mut self, function: FunctionId) {
+    /// Note that a function has run; return whether that was its first run.
+    fn note_run(&mut self, function: FunctionId) -> bool {
         let known = &mut self.functions[function.0 as usize];
-        self.has_first_run |= !known.has_run;
-        known.has_run = true;
+        let is_first = !std::mem::replace(&mut known.has_run, true);
+        self.has_first_run |= is_first;
+        is_first
     }
 
     /// Let the forward pass whose backward pass a function is wait no more.
@@ -345,11 +346,10 @@ impl Tree {
             return Answer::Eager(Reason::Repeats(repeats));
         }
         let may_put_off = self.has_first_run && call.step.is_counted();
-        let known = &mut self.functions[call.function.0 as usize];
-        if !known.has_run {
-            self.note_run(call.function);
+        if self.note_run(call.function) {
             return Answer::Eager(Reason::FirstRun);
         }
+        let known = &mut self.functions[call.function.0 as usize];
         if may_put_off && known.put_off < MOST_PUT_OFF {
             known.put_off += 1;
             return Answer::Eager(Reason::PutOff);

@@ -22,8 +22,8 @@ pub(crate) fn storage_uses(storage: u64) -> u32 {
 pub(crate) fn exchange_memory(one: u64, other: u64) {
     let place =
         |storage| std::ptr::with_exposed_provenance_mut::<MemoryWords>(word(storage, MEMORY));
-    // SAFETY: both are addresses of `c10::StorageImpl`s that the caller of `cgraph._core.exchange_memory`
-    // holds, and the interpreter is held; `cgraph._torch.block_owners` has found in samples that these
+    // SAFETY: both are addresses of `c10::StorageImpl`s that the caller holds, by tensors over them or by
+    // their objects, and the interpreter is held; `cgraph._torch.block_owners` has found in samples that these
     // words are all that says where memory is and how it is freed. They do not overlap: two objects.
     unsafe { place(one).swap(place(other)) };
 }

@@ -17,8 +17,8 @@ pub(super) struct Blank {
     sizes: Box<[i64]>,
     strides: Box<[i64]>,
     offset: i64,
-    /// A clone of it has memory of the same size, with each element in the same place.
-    is_dense: bool,
+    /// The bytes of a clone's memory, with each element in the same place; none if these are others.
+    dense_bytes: Option<u64>,
 }
 
 impl Blank {
@@ -62,7 +62,7 @@ impl Blank {
         }
         let count: i64 = sizes.iter().product();
         Ok(Some(Self {
-            is_dense: offset == 0 && count * element == nbytes,
+            dense_bytes: (offset == 0 && count * element == nbytes).then(|| nbytes.unsigned_abs()),
             number,
             memory: reader.location(&tensor)?.1,
             form,
@@ -73,17 +73,17 @@ impl Blank {
     }
 
     /// Make the prototype anew, over the same memory, or over other memory with the same contents if the piece is
-    /// kept: its number, the tensor and its storage. None if only Python can do that.
+    /// kept: its number, the tensor, its storage and the bytes of a clone. None if only Python can do that.
     pub(super) fn renew<'py>(
         &self,
         reader: &TensorReader,
         prototypes: &Bound<'py, PyTuple>,
         end: End,
         with: &Renewal,
-    ) -> Option<(usize, Bound<'py, PyAny>, u64)> {
+    ) -> Option<(usize, Bound<'py, PyAny>, u64, u64)> {
         let py = prototypes.py();
         let made = match end {
-            End::Kept if !self.is_dense => return None,
+            End::Kept if self.dense_bytes.is_none() => return None,
             End::Kept => {
                 let before = prototypes.get_item(self.number).ok()?;
                 before.call_method0(intern!(py, "clone")).ok()?
@@ -96,6 +96,11 @@ impl Blank {
         // Python's object of a storage counts, and stays: it is made before others make it.
         made.call_method0(intern!(py, "untyped_storage")).ok()?;
         let storage = reader.fast()?.storage(&made)?;
-        Some((self.number, made, storage))
+        Some((
+            self.number,
+            made,
+            storage,
+            self.dense_bytes.unwrap_or_default(),
+        ))
     }
 }

@@ -96,7 +96,8 @@ impl TreeNode {
     /// `replay` is a graph, or a callable that takes a tuple of the inputs that are copied, which lie at the
     /// places `copied`. `spans` says of how many elements in a row those among them are that overlap themselves.
     /// `outputs` are pairs: `("own", number)` of a prototype, `("input", place)`, `("path", make)`,
-    /// `("static", tensor)` or `("constant", value)`; those at the places `with_gradients` require gradients. `places` are the numbers of the pieces of memory of the prototypes, which
+    /// `("static", tensor)` or `("constant", value)`; those at the places `with_gradients` require gradients.
+    /// `places` are the numbers of the pieces of memory of the prototypes, which
     /// `reader` reads. With `keeps_held`, outputs that are held when the path ends get memory of their own.
     /// `count_uses` counts the references to a storage, by the address of its object, in a torch where that
     /// cannot be read in place.
@@ -277,7 +278,7 @@ impl TreeNode {
             .and_then(Option::as_ref)
             .and_then(|blank| blank.renew(self.reader.get(), &prototypes, end, with));
         drop(self.blanks.replace(py, blanks));
-        let Some((number, made, storage)) = made else {
+        let Some((number, made, storage, bytes)) = made else {
             return Ok(false);
         };
         let others = prototypes.iter_borrowed().enumerate();
@@ -300,10 +301,7 @@ impl TreeNode {
         match end {
             End::Kept => {
                 raw::exchange_memory(before.storage, storage);
-                let bytes = prototypes
-                    .get_item(number)?
-                    .getattr(intern!(py, "nbytes"))?;
-                self.note_kept(bytes.extract()?);
+                self.note_kept(bytes);
             }
             End::Stale => drop(with.set_error.call1(py, (before.storage, message))?),
         }
