@@ -794,6 +794,9 @@ class NewNode:
     @property
     def moved(self) -> list[tuple[int, int, int]]:
         """The static inputs that were elsewhere in the last graph: place, address then and now."""
+    @property
+    def moving(self) -> list[int]:
+        """The places of static inputs that are copied, as they were elsewhere too often."""
     def own_path(self) -> None:
         """Note that the outputs of the path own their blocks from here on."""
     def copy(self, places: Sequence[int]) -> None:

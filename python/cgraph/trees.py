@@ -1,8 +1,8 @@
 """Graph trees: captured functions that share memory, as they are called one after another.
 
 Within one step, calls may use outputs of those before them. Each call is captured once for each way
-in which a step can come to it, and the memory of what nobody holds any more is used again. An
-output is valid until the next step: then whoever accesses it gets a ``RuntimeError``.
+in which a step can come to it, and the memory of what nobody holds any more is used again. What is
+held when its step ends gets memory of its own.
 
 ``torch.compile(backend="cgraph")`` uses them; :func:`cudagraphify` is for other compilers.
 """

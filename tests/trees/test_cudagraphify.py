@@ -337,8 +337,14 @@ def test_marks_of_torch_begin_steps_also_where_they_come_late(lab: Lab) -> None:
         held[5].sum()
 
 
-def test_a_function_whose_static_input_is_new_in_each_call_soon_runs_eagerly(lab: Lab) -> None:
-    fast = in_tree(lab, torch.add, fresh(lab, 4), fresh(lab, 4), static_input_idxs=[1])
+def test_a_function_that_writes_to_new_static_inputs_runs_eagerly_after_128_more_captures(
+    lab: Lab,
+) -> None:
+    def added(x: Tensor, total: Tensor) -> Tensor:
+        return total.add_(x) * 2
+
+    places = {"static_input_idxs": [1], "mutated_input_idxs": [1]}
+    fast = in_tree(lab, added, fresh(lab, 4), fresh(lab, 4), **places)
     kept = []
 
     def calls(count: int) -> None:
@@ -346,9 +352,11 @@ def test_a_function_whose_static_input_is_new_in_each_call_soon_runs_eagerly(lab
             step()
             x, y = fresh(lab, 4), fresh(lab, 4)
             kept.append(y)
-            assert torch.equal(fast(x, y), x + y)
+            expected = y + x
+            assert torch.equal(fast(x, y), expected * 2)
+            assert torch.equal(y, expected)
 
-    calls(129)
+    calls(130)
     with pytest.warns(EagerWarning, match="elsewhere in each call: input 1 moved from 0x"):
         calls(11)
     assert graphs_of(fast) == 129

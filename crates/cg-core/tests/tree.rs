@@ -94,37 +94,133 @@ fn a_function_whose_static_inputs_move_is_recorded_anew_only_as_often_as_its_lim
     );
 }
 
-#[test]
-fn a_replay_of_a_sibling_lets_a_function_be_recorded_anew_again() {
-    let (mut tree, id) = one_function(function(Mode::Inference));
+/// Call a function in a step of its own with its input at an address: record, replay or neither.
+fn called(tree: &mut Tree, function: FunctionId, number: i64, address: u64) -> Answer {
     let mut held = Held::default();
-    for number in 1..=3_u64 {
-        let inputs = [at(100 * number)];
-        let step = step(10 + i64::try_from(number).expect("small"));
-        let call = Call {
-            function: id,
-            inputs: &inputs,
-            step,
-        };
-        assert!(recorded(&mut tree, &call, &mut held, 1).is_some());
+    let inputs = [at(address)];
+    let call = Call {
+        function,
+        inputs: &inputs,
+        step: step(number),
+    };
+    let answer = tree.decide(&call, &mut held);
+    tree.forget_ended();
+    match answer {
+        Answer::Run(node) => tree.entered(node),
+        Answer::Record(_) => {
+            let open = tree.open(&call, &held);
+            tree.close(open, vec![1], &held);
+        }
+        Answer::Eager(_) => {}
     }
-    let inputs = [at(100)];
-    let call = Call {
-        function: id,
-        inputs: &inputs,
-        step: step(20),
-    };
-    let Answer::Run(node) = tree.decide(&call, &mut held) else {
-        panic!("the first one is still there");
-    };
-    tree.entered(node);
-    let inputs = [at(500)];
-    let call = Call {
-        function: id,
-        inputs: &inputs,
-        step: step(21),
-    };
-    assert_eq!(tree.decide(&call, &mut held), Answer::Record(None));
+    answer
+}
+
+#[test]
+fn only_eight_replays_let_a_function_be_recorded_anew_as_often_again() {
+    for (replays, answer) in [
+        (7, Answer::Eager(Reason::Rerecords(2))),
+        (8, Answer::Record(None)),
+    ] {
+        let (mut tree, id) = one_function(function(Mode::Inference));
+        let mut number = 10;
+        let mut next = |tree: &mut Tree, address| {
+            number += 1;
+            called(tree, id, number, address)
+        };
+        for place in 1..=3_u64 {
+            assert_eq!(next(&mut tree, 100 * place), Answer::Record(None));
+        }
+        for _ in 0..replays {
+            assert!(matches!(next(&mut tree, 100), Answer::Run(_)));
+        }
+        assert_eq!(next(&mut tree, 500), answer);
+    }
+}
+
+#[test]
+fn an_input_that_is_elsewhere_in_eight_recordings_in_a_row_is_copied_unless_it_is_written() {
+    for is_written in [false, true] {
+        let (mut tree, id) = one_function(Function {
+            limit: None,
+            mutated: if is_written { vec![0] } else { vec![] },
+            ..function(Mode::Inference)
+        });
+        let numbers = 1..=20_i64;
+        let answers =
+            numbers.map(|number| called(&mut tree, id, number, 100 * number.unsigned_abs()));
+        let recorded = answers.filter(|one| *one == Answer::Record(None)).count();
+        // The first one has not moved.
+        assert_eq!(recorded, if is_written { 20 } else { 9 });
+        assert_eq!(tree.moving(id), if is_written { &[][..] } else { &[0] });
+    }
+}
+
+#[test]
+fn a_function_that_many_layers_have_keeps_the_inputs_of_each_in_place() {
+    let (mut tree, id) = one_function(Function {
+        limit: None,
+        ..function(Mode::Inference)
+    });
+    let mut held = Held::default();
+    for number in 1..=12 {
+        for layer in 1..=40_u64 {
+            let inputs = [at(100 * layer)];
+            let call = Call {
+                function: id,
+                inputs: &inputs,
+                step: step(number),
+            };
+            if let Some(node) = recorded(&mut tree, &call, &mut held, layer) {
+                held.by_user = BTreeSet::from([OutputId { node, index: 0 }]);
+            } else if let Answer::Run(node) = tree.decide(&call, &mut held) {
+                tree.entered(node);
+                held.by_user = BTreeSet::from([OutputId { node, index: 0 }]);
+            }
+        }
+        held.by_user.clear();
+    }
+    assert!(tree.moving(id).is_empty());
+}
+
+#[test]
+fn a_function_has_a_count_of_recordings_for_each_node_before_it() {
+    let (mut tree, id) = one_function(function(Mode::Inference));
+    let before = [(); 2].map(|()| {
+        let one = tree.add(function(Mode::Inference));
+        tree.ran(one);
+        one
+    });
+    let mut held = Held::default();
+    let mut counts = [0, 0];
+    for number in 1..=12_u64 {
+        for (parent, count) in before.into_iter().zip(&mut counts) {
+            let step = step(10 * i64::try_from(number).expect("small") + *count);
+            let inputs = [at(parent.0.into())];
+            let first = Call {
+                function: parent,
+                inputs: &inputs,
+                step,
+            };
+            let node = match tree.decide(&first, &mut held) {
+                Answer::Run(node) => {
+                    tree.entered(node);
+                    node
+                }
+                _ => recorded(&mut tree, &first, &mut held, 1).expect("a recording"),
+            };
+            held.by_user.insert(OutputId { node, index: 0 });
+            let inputs = [at(1000 + number)];
+            let call = Call {
+                function: id,
+                inputs: &inputs,
+                step,
+            };
+            *count += i64::from(recorded(&mut tree, &call, &mut held, 2).is_some());
+            held.by_user.clear();
+        }
+    }
+    assert_eq!(counts, [3, 3]);
 }
 
 #[test]

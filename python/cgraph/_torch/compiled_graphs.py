@@ -7,7 +7,7 @@ import importlib
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from cgraph._torch.private_names import of_modes, of_operators
 
 __all__ = [
     "configured_of_inductor",
+    "count_of_frames",
     "count_of_skips",
     "count_skip",
     "described_input",
@@ -37,10 +38,19 @@ def configured_of_inductor(name: str) -> Any:
     return found
 
 
+def count_of_frames() -> int:
+    """Return the number of functions that torch's compiler has looked at since its last reset."""
+    return int(_counters("frames").get("total", 0))
+
+
 def count_of_skips() -> int:
     """Return torch's number of graphs that were not captured."""
+    return int(_counters("inductor").get("cudagraph_skips", 0))
+
+
+def _counters(name: str) -> Mapping[str, int]:
     utils: Any = sys.modules.get("torch._dynamo.utils")
-    return 0 if utils is None else int(utils.counters["inductor"]["cudagraph_skips"])
+    return {} if utils is None else utils.counters[name]
 
 
 def count_skip() -> None:

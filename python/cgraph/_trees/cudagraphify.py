@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 from threading import get_ident
 from typing import Any
@@ -51,17 +50,14 @@ class Cudagraphified:
         self._integers: list[int] | None = None
         self._count = 0
         # By the owner of the tree, and by the driver and the integers.
-        self._functions: weakref.WeakKeyDictionary[Owner, dict[tuple[Any, ...], _Called]] = (
-            weakref.WeakKeyDictionary()
-        )
-        # The only one of a thread, without integers.
-        self._only: _Called | None = None
-        self._thread = 0
+        self._functions: dict[Owner, dict[tuple[Any, ...], _Called]] = {}
+        # The only one of an owner, without integers.
+        self._only: tuple[Owner, _Called] | None = None
 
     def __call__(self, inputs: list[Any]) -> Any:
         """Run the function, which empties the list; return its results as a list."""
-        if self._only is not None and get_ident() == self._thread:
-            return self._only(inputs)
+        if (only := self._only) is not None and only[0].thread == get_ident():
+            return only[1](inputs)
         if self._integers is None:
             _require_list(inputs)
             self._count = len(inputs)
@@ -83,7 +79,7 @@ class Cudagraphified:
             # A thread of autograd's serves more than one owner.
             is_one = not self._integers and self._only is None
             if is_one and user.thread == get_ident() and not _driver.number():
-                self._only, self._thread = found, user.thread
+                self._only = user, found
         return found(inputs)
 
     def function_for(self, inputs: Sequence[Any]) -> _Called:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import logging
+import warnings
 import weakref
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
@@ -18,20 +19,18 @@ from cgraph._captures.pool_blocks import PoolBlocks
 from cgraph._captures.sim_pools import SimMemPool
 from cgraph._captures.turns import Turn
 from cgraph._driver import Driver, Handle
-from cgraph._source import forget_locals
+from cgraph._source import forget_locals, levels_to_user
 from cgraph._trees.function import RESET, Function
 from cgraph._trees.node import Node
 from cgraph._trees.recording import record
 from cgraph._trees.skips import EAGER, Why, skip
 from cgraph._trees.steps import follow_torch
-from cgraph.errors import CaptureError, StateError
+from cgraph.errors import CaptureError, CgraphWarning, StateError
 from cgraph.graphs import graph_pool_handle, is_current_stream_capturing
 
 __all__ = ["GraphTree"]
 
 _log = logging.getLogger("cgraph.trees")
-# The static inputs that a text names.
-_MOST_MOVED = 4
 # A node, the number of one of its pieces of memory, and where that begins.
 _HeldOutput = tuple[Node, int, int]
 _Ended = tuple[Sequence[_HeldOutput], bool]
@@ -44,11 +43,13 @@ class GraphTree(_core.Tree):
         eager: How often a function has run without the tree, by function and reason.
         rerecords: How often a function was captured anew as static inputs had moved, and which had
             the last time.
+        moving: Which static inputs of a function were elsewhere too often, and are copied.
         functions: Its functions that were called since the last reset.
     """
 
     eager: collections.Counter[tuple[int, str]]
     rerecords: dict[int, tuple[int, str]]
+    moving: dict[int, str]
     functions: weakref.WeakSet[Function]
     _driver: Driver
     _device_index: int
@@ -79,7 +80,7 @@ class GraphTree(_core.Tree):
         )
         tree._driver, tree._device_index, tree._last_stream = driver, device_index, last
         tree.eager = collections.Counter()
-        tree.rerecords = {}
+        tree.rerecords, tree.moving = {}, {}
         tree.functions = weakref.WeakSet()
         tree._empty()
         return tree
@@ -176,7 +177,7 @@ class GraphTree(_core.Tree):
             if function.keeps:
                 return self._run(function, inputs, "keeps", 0)
             new.copy(moving)
-            self._note_moved(function, new.moved)
+            self._note_moved(function, new)
             try:
                 mine = Turn(self._driver)
             except CaptureError:
@@ -250,19 +251,23 @@ class GraphTree(_core.Tree):
             more = f": {self.rerecords[function.id][1]}"
         skip(said.name, Why(f"{why.reason}{more}", why.remedy), said.options)
 
-    def _note_moved(self, function: Function, moved: Sequence[tuple[int, int, int]]) -> None:
+    def _note_moved(self, function: Function, new: _core.NewNode) -> None:
         """Note which static inputs were elsewhere when the function was captured before."""
-        if not moved:
-            return
-        text = "; ".join(
-            f"{function.description.input(place)} moved from {before:#x} to {now:#x}"
-            for place, before, now in moved[:_MOST_MOVED]
-        )
-        if len(moved) > _MOST_MOVED:
-            text += f"; {len(moved) - _MOST_MOVED:,} more"
-        count, _ = self.rerecords.get(function.id, (0, ""))
-        self.rerecords[function.id] = count + 1, text
-        _log.info("%s is captured anew: %s", function.description.name, text)
+        said = function.description
+        if new.moved:
+            text = "; ".join(
+                f"{said.input(place)} moved from {before:#x} to {now:#x}"
+                for place, before, now in new.moved
+            )
+            count, _ = self.rerecords.get(function.id, (0, ""))
+            self.rerecords[function.id] = count + 1, text
+            _log.info("%s is captured anew: %s", said.name, text)
+        if new.moving:
+            is_known = function.id in self.moving
+            self.moving[function.id] = ", ".join(map(said.input, new.moving))
+            if not is_known:
+                text = _MOVING.format(name=said.name, inputs=self.moving[function.id])
+                warnings.warn(text, CgraphWarning, levels_to_user())
 
     @contextlib.contextmanager
     def _on_device(self) -> Iterator[None]:
@@ -393,6 +398,13 @@ class GraphTree(_core.Tree):
                 if self._can_wait():
                     self._driver.empty_cache()
         self._note_eager(function, reason, detail)
+
+
+_MOVING = (
+    "write new weights in place, as parameter.data.copy_(new). Why: each call of {name} copies"
+    " inputs from here on, as they were elsewhere in eight captures in a row: {inputs}. Weights"
+    " that are gathered for each step, as by fully_shard, have to be copied"
+)
 
 
 def _let_go(_: object) -> None:

@@ -108,6 +108,11 @@ class Node(_core.TreeNode):
         assert self._owning is not None, "prototypes stand for the outputs"
         return self._owning
 
+    @property
+    def copied_bytes(self) -> int:
+        """The bytes of the inputs that a replay copies."""
+        return sum(one.nbytes for one in self.graph._statics)
+
     def first_prototype(self, piece: int) -> torch.Tensor:
         """Return a prototype over a piece of memory."""
         return self.prototypes[self.places.index(piece)]

@@ -26,8 +26,8 @@ class TreeOptions:
         skip_dynamic_graphs: Functions with inputs that are sizes are not captured.
         capture_sizes: The sizes that are captured; all if None.
         max_sizes: How many sizes are captured; any number if None.
-        max_rerecords: How often a function may be captured anew in one place, without a replay,
-            because its static inputs are elsewhere.
+        max_rerecords: How often in a row a function may be captured anew in one place because its
+            static inputs are elsewhere, while these captures serve fewer than eight replays each.
     """
 
     strict: bool = False

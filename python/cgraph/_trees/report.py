@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from cgraph import _torch
 from cgraph._text import in_units, plural, printable, table
 from cgraph._trees.graph_tree import GraphTree
 from cgraph._trees.skips import EAGER, skips
@@ -28,6 +29,8 @@ class TreeFunctionReport:
         eager: How often it ran without a graph, by reason.
         rerecords: How often it was captured anew as static inputs had moved.
         moved: Which of these had, the last time, with their addresses.
+        copied_bytes: The bytes of inputs that a replay of its last graph copies.
+        moving: Which static inputs are copied, as they were elsewhere in too many captures.
     """
 
     name: str
@@ -38,6 +41,8 @@ class TreeFunctionReport:
     eager: dict[str, int]
     rerecords: int = 0
     moved: str | None = None
+    copied_bytes: int = 0
+    moving: str | None = None
 
 
 @dataclass(frozen=True)
@@ -96,7 +101,7 @@ class TreesReport:
     def __str__(self) -> str:
         """Return the functions as a table, with the reasons below."""
         if not self.functions and not self.skips:
-            return 'No function is in a graph tree: use torch.compile(fn, backend="cgraph").'
+            return _nothing(_torch.count_of_frames())
         graphs = sum(one.graphs for one in self.functions)
         replays = sum(one.replays for one in self.functions)
         head = f"{plural(len(self.functions), 'function')}, {plural(graphs, 'graph')}"
@@ -111,6 +116,9 @@ class TreesReport:
             if one.moved:
                 times = "once" if one.rerecords == 1 else f"{one.rerecords:,} times"
                 lines.append(f"{printable(one.name)}: captured anew {times}: {one.moved}")
+            if one.moving:
+                copies = f"{in_units(one.copied_bytes)} are copied in each call"
+                lines.append(f"{printable(one.name)}: {copies}, as these moved: {one.moving}")
         lines += [f"{printable(name)}: not captured: {printable(why)}" for name, why in self.skips]
         return "\n".join(lines)
 
@@ -126,10 +134,25 @@ def report() -> TreesReport:
             replays = sum(node.replays for node in own)
             moved = tree.rerecords.get(function.id, (0, None))
             place = function.description.name, function.description.mode, device
-            found.append(TreeFunctionReport(*place, len(own), replays, eager, *moved))
+            copied = own[-1].copied_bytes if own else 0
+            moving = tree.moving.get(function.id)
+            counts = len(own), replays, eager, *moved, copied, moving
+            found.append(TreeFunctionReport(*place, *counts))
         if nodes:
             described.append(_described(device, tree))
     return TreesReport(tuple(found), tuple(skips), tuple(described))
+
+
+def _nothing(frames: int) -> str:
+    """Return the text of a report without functions, after so many that torch has looked at."""
+    if not frames:
+        return 'No function is in a graph tree: use torch.compile(fn, backend="cgraph").'
+    return (
+        "No function is in a graph tree: compile modules of your own, or the model before it is"
+        f" wrapped. Why: torch.compile looked at {plural(frames, 'function')} and gave no backend"
+        " a graph of them. Code of libraries is left as it is where calls go through it first, as"
+        " nn.Sequential inside of DistributedDataParallel or fully_shard"
+    )
 
 
 def _described(device: int, tree: GraphTree) -> TreeReport:

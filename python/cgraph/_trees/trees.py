@@ -25,6 +25,9 @@ __all__ = [
 class Owner:
     """A thread that calls functions of trees, with those threads that autograd runs for it.
 
+    When the thread has ended, the next new one takes its place: a server with a thread for each
+    request has as many trees as requests at once.
+
     Attributes:
         trees: Its trees, by driver and device.
         thread: The number of the thread.
@@ -34,18 +37,11 @@ class Owner:
         # A tree lives as long as one of its functions.
         self.trees: weakref.WeakValueDictionary[tuple[int, int], GraphTree]
         self.trees = weakref.WeakValueDictionary()
-        self.thread = threading.get_ident()
-        self._thread = threading.current_thread()
-        # A thread that ends must not be the one that drops graphs.
-        _owners[:] = [*(one for one in _owners if one.is_alive), self]
-
-    @property
-    def is_alive(self) -> bool:
-        """True unless the thread has ended."""
-        return self._thread.is_alive()
+        self.thread = threading.current_thread().ident
 
 
 _owners: list[Owner] = []
+_choosing = threading.Lock()
 
 
 @atexit.register
@@ -61,11 +57,26 @@ def owner() -> Owner:
     """Return the owner of the trees that this thread uses."""
     found: Owner | None = _torch.in_thread(_NAME)
     if found is None:
-        # A backward pass forgets at its end what its thread was given.
-        of_thread = (one for one in _owners if one.is_alive and one.thread == threading.get_ident())
-        found = next(of_thread, None) or Owner()
+        # It counts as living from here on, also if Python has not made it.
+        found = _chosen(threading.current_thread().ident)
         _torch.put_in_thread(_NAME, found)
     return found
+
+
+def _chosen(thread: int | None) -> Owner:
+    """Return the owner of a thread: its own, that of a thread that has ended, or a new one."""
+    with _choosing:
+        # A backward pass forgets at its end what its thread was given.
+        for one in _owners:
+            if one.thread == thread:
+                return one
+        living = {one.ident for one in threading.enumerate()}
+        for one in _owners:
+            if one.thread not in living:
+                one.thread = thread
+                return one
+        _owners.append(Owner())
+        return _owners[-1]
 
 
 _NAME = "cgraph_trees"

@@ -31,8 +31,8 @@ pub struct Function {
     pub statics: Vec<u32>,
     /// The inputs that it writes.
     pub mutated: Vec<u32>,
-    /// How often it is recorded anew behind one node, without a replay there since, because its inputs are
-    /// elsewhere; none for any number of times.
+    /// How often in a row it is recorded anew behind one node because its inputs are elsewhere, while these
+    /// recordings serve few replays; none for any number of times.
     pub limit: Option<u32>,
 }
 

@@ -7,6 +7,7 @@
 mod call;
 mod node;
 mod path;
+mod recording;
 
 use std::collections::HashMap;
 
@@ -14,6 +15,8 @@ pub use call::{Answer, Call, Function, FunctionId, Holders, Mode, Reason, Step};
 use node::Node;
 pub use node::{Input, NodeId, OutputId};
 use path::{Path, PathState};
+pub use recording::Open;
+use recording::{Moves, Occurrence};
 
 /// A path that is over: its outputs are nobody's from here on.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -24,54 +27,18 @@ pub struct Ended {
     pub owns: bool,
 }
 
-/// A function that is being recorded.
-#[derive(Debug)]
-pub struct Open {
-    function: FunctionId,
-    parent: Option<NodeId>,
-    managed: Vec<(u32, u64)>,
-    statics: Vec<(u32, u64)>,
-    live: Vec<OutputId>,
-}
-
-impl Open {
-    /// The places of the inputs that lie in outputs of the path, and their addresses.
-    #[must_use]
-    pub fn managed(&self) -> &[(u32, u64)] {
-        &self.managed
-    }
-
-    /// The places of the inputs that stay in place, and their addresses.
-    #[must_use]
-    pub fn statics(&self) -> &[(u32, u64)] {
-        &self.statics
-    }
-
-    /// Take static inputs for such that may be anywhere.
-    pub fn copy(&mut self, places: &[u32]) {
-        self.statics.retain(|(place, _)| !places.contains(place));
-    }
-
-    /// The outputs of the path that somebody holds.
-    #[must_use]
-    pub fn live(&self) -> &[OutputId] {
-        &self.live
-    }
-}
-
 /// A function may stand on one path so often.
 const MOST_REPEATS: u32 = 256;
 /// A function is put off so often: where nothing says that steps begin, the first run of another one never gets
 /// old.
 const MOST_PUT_OFF: u32 = 8;
-
 /// The graphs of a pool, and the path that calls have taken since their step began.
 #[derive(Debug, Default)]
 pub struct Tree {
     functions: Vec<Known>,
     nodes: Vec<Node>,
     roots: HashMap<FunctionId, Vec<NodeId>>,
-    root_rerecords: HashMap<FunctionId, u32>,
+    root_moves: HashMap<FunctionId, Moves>,
     path: Option<Path>,
     ended: Option<Ended>,
     /// The step of the last call.
@@ -86,6 +53,10 @@ struct Known {
     has_run: bool,
     /// How often it was put off, as another one ran for the first time in the same step.
     put_off: u32,
+    /// Its inputs that were said to be static and are not.
+    moving: Vec<u32>,
+    /// Its first call in a step, its second one, and so on.
+    occurrences: Vec<Occurrence>,
 }
 
 impl Tree {
@@ -99,6 +70,8 @@ impl Tree {
             function,
             has_run: false,
             put_off: 0,
+            moving: Vec::new(),
+            occurrences: Vec::new(),
         });
         FunctionId(id)
     }
@@ -162,84 +135,6 @@ impl Tree {
         self.path.as_ref().is_some_and(Path::is_waiting)
     }
 
-    /// Begin a recording, which [`Self::decide`] has answered. The inputs are still held, and what it has
-    /// ended is not taken yet.
-    #[must_use]
-    pub fn open(&self, call: &Call<'_>, holders: &impl Holders) -> Open {
-        let held = self.held(self.path.as_ref(), holders);
-        let ending = self.ending();
-        let function = &self.functions[call.function.0 as usize].function;
-        let (mut managed, mut statics) = (Vec::new(), Vec::new());
-        for (place, input) in (0..).zip(call.inputs).filter(|(_, one)| one.memory != 0) {
-            if held.iter().any(|(_, memory)| *memory == input.memory) {
-                managed.push((place, input.address));
-            } else if is_static(function, place, *input, &ending) {
-                statics.push((place, input.address));
-            }
-        }
-        Open {
-            function: call.function,
-            parent: self.path.as_ref().map(Path::current),
-            managed,
-            statics,
-            live: held.into_iter().map(|(output, _)| output).collect(),
-        }
-    }
-
-    /// Note the end of a recording, which has let go of its inputs: the node is the end of the path now.
-    /// `outputs` are the addresses of its new memory, one for each piece.
-    ///
-    /// # Panics
-    /// With 2^32 nodes.
-    pub fn close(&mut self, open: Open, outputs: Vec<u64>, holders: &impl Holders) -> NodeId {
-        let parent = open.parent.map(|id| self.node(id));
-        let dead_before = parent.map_or_else(Vec::new, |parent| {
-            let was_live = parent.live_after.iter();
-            was_live
-                .filter(|one| !open.live.contains(one))
-                .copied()
-                .collect()
-        });
-        let (mut live_after, dead_after): (Vec<_>, Vec<_>) =
-            open.live.iter().partition(|one| holders.is_alive(**one));
-        let repeats = 1 + self.repeats(open.parent, open.function);
-        let id = NodeId(u32::try_from(self.nodes.len()).expect("fewer nodes"));
-        let own = (0..)
-            .take(outputs.len())
-            .map(|index| OutputId { node: id, index });
-        live_after.extend(own);
-        self.nodes.push(Node {
-            function: open.function,
-            parent: open.parent,
-            repeats,
-            managed: open.managed,
-            statics: open.statics,
-            dead_before,
-            dead_after,
-            live_after,
-            outputs,
-            children: HashMap::new(),
-            rerecords: HashMap::new(),
-        });
-        self.siblings_mut(open.parent, open.function).insert(0, id);
-        self.extend_path(id, PathState::Recorded);
-        id
-    }
-
-    /// Return the static inputs of a recording that were elsewhere in the graph that was used last in its place:
-    /// the place, and the addresses there and now.
-    #[must_use]
-    pub fn moved(&self, open: &Open) -> Vec<(u32, u64, u64)> {
-        let Some(last) = self.siblings(open.parent, open.function).first() else {
-            return Vec::new();
-        };
-        let before: HashMap<u32, u64> = self.node(*last).statics.iter().copied().collect();
-        let now = open.statics.iter();
-        now.filter_map(|(place, address)| Some((*place, *before.get(place)?, *address)))
-            .filter(|(_, before, now)| before != now)
-            .collect()
-    }
-
     /// Return how many outputs of the path somebody holds.
     #[must_use]
     pub fn count_held(&self, holders: &impl Holders) -> usize {
@@ -296,7 +191,14 @@ impl Tree {
         if let Some(place) = siblings.iter().position(|one| *one == id) {
             siblings[..=place].rotate_right(1);
         }
-        self.rerecords_mut(parent).remove(&function);
+        if let Some(moves) = self.moves_mut(parent).get_mut(&function) {
+            moves.replayed();
+        }
+        let occurrence = self.node(id).repeats as usize - 1;
+        let known = &mut self.functions[function.0 as usize];
+        if let Some(occurrence) = known.occurrences.get_mut(occurrence) {
+            occurrence.moves.replayed();
+        }
     }
 }
 
@@ -357,18 +259,8 @@ impl Tree {
         if let Some(place) = self.foreign_mutation(call, holders) {
             return Answer::Eager(Reason::Mutation(place));
         }
-        let mut siblings = self.siblings(current, call.function).iter().peekable();
-        let has_siblings = siblings.peek().is_some();
-        if has_siblings && !siblings.any(|id| self.node(*id).is_at(call.inputs)) {
-            let limit = self.functions[call.function.0 as usize].function.limit;
-            let count = self
-                .rerecords_mut(current)
-                .entry(call.function)
-                .or_default();
-            if limit.is_some_and(|limit| *count >= limit) {
-                return Answer::Eager(Reason::Rerecords(*count));
-            }
-            *count += 1;
+        if let Some(count) = self.note_moves(current, call) {
+            return Answer::Eager(Reason::Rerecords(count));
         }
         Answer::Record(current)
     }
@@ -473,10 +365,10 @@ impl Tree {
         children.entry(function).or_default()
     }
 
-    fn rerecords_mut(&mut self, parent: Option<NodeId>) -> &mut HashMap<FunctionId, u32> {
+    fn moves_mut(&mut self, parent: Option<NodeId>) -> &mut HashMap<FunctionId, Moves> {
         match parent {
-            Some(id) => &mut self.node_mut(id).rerecords,
-            None => &mut self.root_rerecords,
+            Some(id) => &mut self.node_mut(id).moves,
+            None => &mut self.root_moves,
         }
     }
 

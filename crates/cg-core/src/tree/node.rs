@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use super::FunctionId;
+use super::recording::Moves;
 
 /// The number of a node of a tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -46,8 +47,8 @@ pub struct Node {
     /// Where each piece of its outputs begins.
     pub(super) outputs: Vec<u64>,
     pub(super) children: HashMap<FunctionId, Vec<NodeId>>,
-    /// How often each function was recorded anew behind it since a replay there.
-    pub(super) rerecords: HashMap<FunctionId, u32>,
+    /// The recordings of each function behind it, as its inputs were elsewhere.
+    pub(super) moves: HashMap<FunctionId, Moves>,
 }
 
 impl Node {

@@ -40,6 +40,9 @@ pub(crate) struct NewNode {
     /// The static inputs that were elsewhere in the graph used last in this place: place, address there, address now.
     #[pyo3(get)]
     moved: Vec<(u32, u64, u64)>,
+    /// The places of inputs that were static before, and are copied now, as they were elsewhere too often.
+    #[pyo3(get)]
+    moving: Vec<u32>,
     /// Replays are to be able to copy results to new memory.
     #[pyo3(get)]
     is_fresh: bool,
@@ -113,6 +116,7 @@ impl NewNode {
             owns: core.path_owns(),
             ended,
             moved: core.moved(&open),
+            moving: core.moving(open.function()).to_vec(),
             is_fresh,
             tree,
             open: Mutex::new(Some(open)),

@@ -1,0 +1,228 @@
+//! [`Open`]: a recording, from the answer to the node, and what becomes of inputs that move.
+
+use std::collections::HashMap;
+
+use super::node::Node;
+use super::path::{Path, PathState};
+use super::{Call, FunctionId, Holders, Known, NodeId, OutputId, Tree, is_static};
+
+/// A function that is being recorded.
+#[derive(Debug)]
+pub struct Open {
+    function: FunctionId,
+    parent: Option<NodeId>,
+    managed: Vec<(u32, u64)>,
+    statics: Vec<(u32, u64)>,
+    live: Vec<OutputId>,
+}
+
+impl Open {
+    /// The function.
+    #[must_use]
+    pub fn function(&self) -> FunctionId {
+        self.function
+    }
+
+    /// The places of the inputs that lie in outputs of the path, and their addresses.
+    #[must_use]
+    pub fn managed(&self) -> &[(u32, u64)] {
+        &self.managed
+    }
+
+    /// The places of the inputs that stay in place, and their addresses.
+    #[must_use]
+    pub fn statics(&self) -> &[(u32, u64)] {
+        &self.statics
+    }
+
+    /// Take static inputs for such that may be anywhere.
+    pub fn copy(&mut self, places: &[u32]) {
+        self.statics.retain(|(place, _)| !places.contains(place));
+    }
+
+    /// The outputs of the path that somebody holds.
+    #[must_use]
+    pub fn live(&self) -> &[OutputId] {
+        &self.live
+    }
+}
+
+impl Tree {
+    /// Begin a recording, which [`Self::decide`] has answered. The inputs are still held, and what it has
+    /// ended is not taken yet.
+    #[must_use]
+    pub fn open(&mut self, call: &Call<'_>, holders: &impl Holders) -> Open {
+        let held = self.held(self.path.as_ref(), holders);
+        let ending = self.ending();
+        let function = &self.functions[call.function.0 as usize].function;
+        let (mut managed, mut statics) = (Vec::new(), Vec::new());
+        for (place, input) in (0..).zip(call.inputs).filter(|(_, one)| one.memory != 0) {
+            if held.iter().any(|(_, memory)| *memory == input.memory) {
+                managed.push((place, input.address));
+            } else if is_static(function, place, *input, &ending) {
+                statics.push((place, input.address));
+            }
+        }
+        let parent = self.path.as_ref().map(Path::current);
+        let occurrence = self.repeats(parent, call.function) as usize;
+        self.functions[call.function.0 as usize].note_moves(occurrence, &mut statics);
+        Open {
+            function: call.function,
+            parent,
+            managed,
+            statics,
+            live: held.into_iter().map(|(output, _)| output).collect(),
+        }
+    }
+
+    /// Note the end of a recording, which has let go of its inputs: the node is the end of the path now.
+    /// `outputs` are the addresses of its new memory, one for each piece.
+    ///
+    /// # Panics
+    /// With 2^32 nodes.
+    pub fn close(&mut self, open: Open, outputs: Vec<u64>, holders: &impl Holders) -> NodeId {
+        let parent = open.parent.map(|id| self.node(id));
+        let dead_before = parent.map_or_else(Vec::new, |parent| {
+            let was_live = parent.live_after.iter();
+            was_live
+                .filter(|one| !open.live.contains(one))
+                .copied()
+                .collect()
+        });
+        let (mut live_after, dead_after): (Vec<_>, Vec<_>) =
+            open.live.iter().partition(|one| holders.is_alive(**one));
+        let repeats = 1 + self.repeats(open.parent, open.function);
+        let id = NodeId(u32::try_from(self.nodes.len()).expect("fewer nodes"));
+        let own = (0..)
+            .take(outputs.len())
+            .map(|index| OutputId { node: id, index });
+        live_after.extend(own);
+        self.nodes.push(Node {
+            function: open.function,
+            parent: open.parent,
+            repeats,
+            managed: open.managed,
+            statics: open.statics,
+            dead_before,
+            dead_after,
+            live_after,
+            outputs,
+            children: HashMap::new(),
+            moves: HashMap::new(),
+        });
+        self.siblings_mut(open.parent, open.function).insert(0, id);
+        self.extend_path(id, PathState::Recorded);
+        id
+    }
+
+    /// Return the static inputs of a recording that were elsewhere in the graph that was used last in its place:
+    /// the place, and the addresses there and now.
+    #[must_use]
+    pub fn moved(&self, open: &Open) -> Vec<(u32, u64, u64)> {
+        let Some(last) = self.siblings(open.parent, open.function).first() else {
+            return Vec::new();
+        };
+        let before: HashMap<u32, u64> = self.node(*last).statics.iter().copied().collect();
+        let now = open.statics.iter();
+        now.filter_map(|(place, address)| Some((*place, *before.get(place)?, *address)))
+            .filter(|(_, before, now)| before != now)
+            .collect()
+    }
+
+    /// Return the inputs of a function that were said to be static, and were elsewhere too often.
+    #[must_use]
+    pub fn moving(&self, function: FunctionId) -> &[u32] {
+        &self.functions[function.0 as usize].moving
+    }
+}
+
+/// Static inputs that were elsewhere in so many recordings in a row do not stay in place.
+const MOST_MOVES: u32 = 8;
+/// A recording that has served so many replays was worth it: those after it are counted from one again.
+const ENOUGH_REPLAYS: u32 = 8;
+
+/// Recordings of a function, one after another, each because its inputs were elsewhere.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Moves {
+    /// How many there were without enough replays between.
+    recordings: u32,
+    /// The replays since the last one.
+    replays: u32,
+}
+
+impl Moves {
+    /// Note a replay.
+    #[inline]
+    pub(super) fn replayed(&mut self) {
+        self.replays = self.replays.saturating_add(1);
+    }
+
+    /// Note that a recording is to follow; return false if there were as many as there may be.
+    fn may_record(&mut self, limit: Option<u32>) -> bool {
+        let before = if self.replays < ENOUGH_REPLAYS {
+            self.recordings
+        } else {
+            0
+        };
+        let may = limit.is_none_or(|limit| before < limit);
+        *self = Self {
+            recordings: before + u32::from(may),
+            replays: 0,
+        };
+        may
+    }
+}
+
+/// The calls of a function that are the n-th of it in their step, whatever comes before: a step goes through the
+/// layers of a model in the same order each time.
+#[derive(Debug, Default)]
+pub(super) struct Occurrence {
+    /// The static inputs of the last recording.
+    statics: Vec<(u32, u64)>,
+    pub(super) moves: Moves,
+}
+
+impl Tree {
+    /// Note that a call behind a node is to be recorded; return how often that was done for nothing if that is as
+    /// often as it may be.
+    pub(super) fn note_moves(&mut self, parent: Option<NodeId>, call: &Call<'_>) -> Option<u32> {
+        let siblings = self.siblings(parent, call.function);
+        let moves = !siblings.is_empty();
+        if moves && !siblings.iter().any(|id| self.node(*id).is_at(call.inputs)) {
+            let limit = self.functions[call.function.0 as usize].function.limit;
+            let place = self.moves_mut(parent).entry(call.function).or_default();
+            if !place.may_record(limit) {
+                return Some(place.recordings);
+            }
+        }
+        None
+    }
+}
+
+impl Known {
+    /// Take static inputs that are elsewhere in each recording for such that may be anywhere: they are copied from
+    /// here on. One that is written stays static, as its copy would be written.
+    fn note_moves(&mut self, occurrence: usize, statics: &mut Vec<(u32, u64)>) {
+        if self.occurrences.len() <= occurrence {
+            self.occurrences
+                .resize_with(occurrence + 1, Occurrence::default);
+        }
+        let occurrence = &mut self.occurrences[occurrence];
+        let before: HashMap<u32, u64> = occurrence.statics.drain(..).collect();
+        occurrence.statics.clone_from(statics);
+        let moved = statics.iter().filter(|(place, address)| {
+            let before = before.get(place);
+            before.is_some_and(|before| before != address)
+        });
+        let mut moved = moved.map(|(place, _)| *place).peekable();
+        if moved.peek().is_none() || occurrence.moves.may_record(Some(MOST_MOVES - 1)) {
+            return;
+        }
+        let mutated = &self.function.mutated;
+        self.moving
+            .extend(moved.filter(|place| !mutated.contains(place)));
+        let moving = &self.moving;
+        self.function.statics.retain(|one| !moving.contains(one));
+        statics.retain(|(place, _)| !moving.contains(place));
+    }
+}

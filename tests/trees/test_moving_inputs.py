@@ -1,0 +1,233 @@
+"""Static inputs that move, and threads that come and go: rows 1-23, 1-24, 1-31, 1-44, 1-45."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import cgraph
+from cgraph.errors import CgraphWarning, EagerWarning
+from lab import Lab, fresh
+from tree_programs import graphs_of, in_tree, step
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """Be the only process of a group."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def test_1_45_replays_elsewhere_or_few_of_them_do_not_clear_the_count(lab: Lab) -> None:
+    options = {"max_rerecords": 2}
+    fast = in_tree(
+        lab, torch.add, fresh(lab, 4), fresh(lab, 4), static_input_idxs=[1], options=options
+    )
+    kept = []
+    with pytest.warns(EagerWarning, match=r"write new weights in place.*moved from 0x"):
+        for _ in range(6):
+            kept.append(fresh(lab, 4))
+            for _ in range(7):
+                step()
+                x = fresh(lab, 4)
+                assert torch.equal(fast(x, kept[-1]), x + kept[-1])
+    assert graphs_of(fast) == 3
+
+
+def test_1_23_a_graph_that_serves_eight_replays_may_be_followed_by_another(lab: Lab) -> None:
+    options = {"max_rerecords": 2}
+    fast = in_tree(
+        lab, torch.add, fresh(lab, 4), fresh(lab, 4), static_input_idxs=[1], options=options
+    )
+    kept = []
+    for _ in range(6):
+        kept.append(fresh(lab, 4))
+        for _ in range(10):
+            step()
+            x = fresh(lab, 4)
+            assert torch.equal(fast(x, kept[-1]), x + kept[-1])
+    assert graphs_of(fast) == 6
+
+
+def test_1_24_a_function_has_a_count_for_each_function_before_it(lab: Lab) -> None:
+    options = {"max_rerecords": 2}
+    fast = in_tree(
+        lab, torch.add, fresh(lab, 4), fresh(lab, 4), static_input_idxs=[1], options=options
+    )
+    before = [in_tree(lab, torch.sin, fresh(lab, 4)), in_tree(lab, torch.cos, fresh(lab, 4))]
+    kept = []
+    with pytest.warns(EagerWarning, match="write new weights in place"):
+        for number in range(20):
+            kept.append(fresh(lab, 4))
+            step()
+            x = before[number % 2](fresh(lab, 4))
+            assert torch.equal(fast(x, kept[-1]), x + kept[-1])
+    assert graphs_of(fast) == 6
+
+
+def test_1_44_an_input_that_is_static_in_name_only_becomes_a_copied_one(lab: Lab) -> None:
+    fast = in_tree(lab, torch.add, fresh(lab, 4), fresh(lab, 4), static_input_idxs=[1])
+    kept = []
+    with pytest.warns(CgraphWarning, match=r"copies inputs.*elsewhere in eight.*: input 1"):
+        for _ in range(16):
+            step()
+            x = fresh(lab, 4)
+            kept.append(fresh(lab, 4))
+            assert torch.equal(fast(x, kept[-1]), x + kept[-1])
+    [one] = cgraph.trees.report().functions
+    # The first one has not moved.
+    assert (one.graphs, one.replays, one.copied_bytes) == (9, 6, 32)
+    assert one.moving == "input 1"
+    assert "32 B are copied in each call, as these moved: input 1" in str(cgraph.trees.report())
+
+
+def test_an_input_that_is_written_stays_where_it_is_however_often_it_moves(lab: Lab) -> None:
+    def added(x: Tensor, total: Tensor) -> Tensor:
+        return total.add_(x) * 2
+
+    places = {"static_input_idxs": [1], "mutated_input_idxs": [1]}
+    fast = in_tree(lab, added, fresh(lab, 4), fresh(lab, 4), **places)
+    kept = []
+    for _ in range(14):
+        step()
+        x = fresh(lab, 4)
+        kept.append(fresh(lab, 4))
+        expected = kept[-1] + x
+        assert torch.equal(fast(x, kept[-1]), expected * 2)
+        assert torch.equal(kept[-1], expected)
+    [one] = cgraph.trees.report().functions
+    assert (one.graphs, one.moving) == (13, None)
+
+
+def test_1_31_every_static_input_that_moved_is_named_with_both_addresses(lab: Lab) -> None:
+    def total(*tensors: Tensor) -> Tensor:
+        return torch.stack(tensors).sum(0)
+
+    example = [fresh(lab, 4) for _ in range(7)]
+    fast = in_tree(lab, total, *example, static_input_idxs=range(6))
+    before, after = ([fresh(lab, 4) for _ in range(6)] for _ in range(2))
+    for weights in (before, before, before, after):
+        step()
+        fast(*weights, fresh(lab, 4))
+    [one] = cgraph.trees.report().functions
+    for place, (old, new) in enumerate(zip(before, after, strict=True)):
+        moved = f"input {place} moved from {old.data_ptr():#x} to {new.data_ptr():#x}"
+        assert moved in (one.moved or "")
+
+
+class Block(nn.Module):
+    """A layer whose code is the user's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.linear(x)) + x
+
+
+def trained(model: nn.Module, calls: Callable[[Tensor], Tensor], xs: list[Tensor]) -> list[Tensor]:
+    """Return the losses of a few steps of training."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    losses = []
+    for x in xs:
+        loss = calls(x).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.detach())
+    return losses
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("backend", ["cgraph", "cgraph_aot"])
+@pytest.mark.parametrize("wrapped", ["inside", "outside"])
+def test_a_model_inside_of_ddp_is_captured(backend: str, wrapped: str) -> None:
+    torch.compiler.reset()
+    with cgraph.sim.use():
+        torch.manual_seed(5)
+        models = [nn.Sequential(Block(), Block()) for _ in range(2)]
+        models[1].load_state_dict(models[0].state_dict())
+        parallel = nn.parallel.DistributedDataParallel
+        if wrapped == "inside":
+            fast: nn.Module = parallel(torch.compile(models[0], backend=backend))  # type: ignore[arg-type]
+        else:
+            one = Block()
+            models[0] = one
+            models[1] = Block()
+            models[1].load_state_dict(one.state_dict())
+            fast = torch.compile(parallel(one), backend=backend)  # type: ignore[assignment]
+        xs = [torch.randn(4, 8) for _ in range(6)]
+        found, expected = trained(models[0], fast, xs), trained(models[1], models[1], xs)
+        report = cgraph.trees.report()
+    torch.testing.assert_close(found, expected)
+    assert sum(one.replays for one in report.functions) >= 8, str(report)
+    torch.compiler.reset()
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("backend", ["cgraph", "cgraph_aot"])
+def test_weights_that_are_gathered_for_each_step_become_inputs_of_replays(backend: str) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    torch.compiler.reset()
+    with cgraph.sim.use():
+        torch.manual_seed(6)
+        models = [nn.Sequential(*[Block() for _ in range(4)]) for _ in range(2)]
+        models[1].load_state_dict(models[0].state_dict())
+        mesh = init_device_mesh("cpu", (1,))
+        for block in models[0]:
+            fully_shard(block, mesh=mesh)
+            block.compile(backend=backend)
+        fully_shard(models[0], mesh=mesh)
+        xs = [torch.randn(4, 8) for _ in range(24)]
+        with pytest.warns(CgraphWarning, match="fully_shard"):
+            found = trained(models[0], models[0], xs)
+        expected = trained(models[1], models[1], xs)
+        report = cgraph.trees.report()
+    torch.testing.assert_close(found, expected)
+    last_steps = 12
+    assert sum(one.replays for one in report.functions) >= last_steps * 8, str(report)
+    torch.compiler.reset()
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_report_without_functions_says_that_torch_gave_no_backend_a_graph() -> None:
+    torch.compiler.reset()
+    with cgraph.sim.use():
+        inner = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+        fast = torch.compile(nn.parallel.DistributedDataParallel(inner), backend="cgraph")
+        fast(torch.randn(2, 4))
+        text = str(cgraph.trees.report())
+    assert "compile modules of your own, or the model before it is wrapped" in text
+    torch.compiler.reset()
+
+
+def test_a_new_thread_for_each_request_replays_what_the_thread_before_it_captured(
+    lab: Lab,
+) -> None:
+    fast = torch.compile(torch.sin, backend="cgraph_aot")
+
+    def request() -> None:
+        x = torch.randn(8).to(lab.device)
+        assert torch.allclose(fast(x), x.sin())
+
+    for _ in range(6):
+        in_new_thread(request)
+    [one] = cgraph.trees.report().functions
+    assert (one.graphs, one.replays) == (1, 4)
+
+
+def in_new_thread(work: Callable[[], None]) -> None:
+    """Run a function in a thread of its own; raise what it has raised."""
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(torch.no_grad()(work)).result()
