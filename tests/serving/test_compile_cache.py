@@ -17,13 +17,14 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from cgraph._piecewise.backend import _dump
 from cgraph._piecewise.compile_cache import CompileCache, StoredPiece, key_of
 from cgraph._piecewise.counters import Counters
 from cgraph._piecewise.pieces import Compiler, program_of
 from cgraph._piecewise.size_guards import Guard
 from cgraph._torch import form_of_graph
 from cgraph.errors import ArgumentError, CgraphWarning
-from cgraph.piecewise import PiecewiseBackend, PiecewiseConfig, mark_size, split_graph
+from cgraph.piecewise import PiecewiseConfig, mark_size, split_graph
 from served import graph_of
 
 pytestmark = [
@@ -425,8 +426,10 @@ def test_a_full_disk_leaves_no_part_of_a_file(
     monkeypatch.setattr(os, "replace", full)
     with pytest.warns(CgraphWarning, match=r"cannot be written.*No space left"):
         cache.put(0, None, StoredPiece(b"code"))
-    backend = PiecewiseBackend()
     graph = graph_of(torch.sin, torch.ones(4))
-    with pytest.warns(CgraphWarning, match=r"computation_graph.py cannot be written"):
-        backend._dump(graph, tmp_path)
+    with (
+        pytest.warns(CgraphWarning, match=r"traced_graph.py cannot be written"),
+        pytest.warns(CgraphWarning, match=r"computation_graph.py cannot be written"),
+    ):
+        _dump(tmp_path, traced=graph, split=graph)
     assert list(tmp_path.iterdir()) == []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -28,6 +30,8 @@ from cgraph.graphs import capture_scope
 
 __all__ = ["PiecewiseBackend"]
 
+_log = logging.getLogger("cgraph.piecewise")
+
 
 class PiecewiseBackend:
     """A backend of ``torch.compile`` for a server's model, split at operators that stay eager.
@@ -45,9 +49,14 @@ class PiecewiseBackend:
     One backend serves one model: Dynamo must not compile it again. So exactly one size of its
     inputs is open, which :func:`cgraph.piecewise.mark_size` says, and calls run without gradients.
     Inputs with the open size are copied to memory that stays. Other tensors, such as weights and
-    caches, stay where they are: a call with another object in place of one runs without a graph,
-    but new memory of the same object (``weight.data = ...``) is not noticed, and needs
-    :meth:`clear`. Their contents may change.
+    caches, stay where they are: a call with another object in place of one, or with new memory of
+    the same (``weight.data = ...``), runs without a graph until :meth:`clear`. Their contents may
+    change.
+
+    Attributes:
+        config: The configuration.
+        counters: The counts of what it has done.
+        cache_folder: The folder of the compiled pieces that are kept, once there are some.
 
     >>> import torch, cgraph
     >>> from cgraph.piecewise import PiecewiseBackend, mark_size
@@ -65,6 +74,7 @@ class PiecewiseBackend:
             raise ArgumentError(f"config is {given}, expected a PiecewiseConfig, or its fields")
         self.config = config
         self.counters = Counters()
+        self.cache_folder: Path | None = None
         self._parts: list[Part] = []
         self._calls: SizedCalls | None = None
         # Nothing has come after a dry run.
@@ -109,8 +119,17 @@ class PiecewiseBackend:
         cache = CompileCache.of(config, graph) if compiles else CompileCache(None, "")
         compiler = Compiler(config, self.counters, cache, compiles=compiles)
         whole, items = split_graph(graph, config.splitting_ops, merge=config.merge_splits)
-        self._dump(whole, config.dump or cache.folder)
+        self.cache_folder = cache.folder
+        if (folder := config.dump or cache.folder) is not None:
+            _dump(Path(folder), traced=graph, split=whole)
+        traced_seconds = _torch.seconds_of_tracing()
         self._parts = [compiler.part(item) for item in items]
+        _log.info(
+            "%d pieces in %.2f s, after %s of Dynamo",
+            len(self._parts),
+            sum(one.seconds for one in self._parts),
+            "an unknown time" if traced_seconds is None else f"{traced_seconds:.2f} s",
+        )
         self.counters.graphs += 1
         self.counters.parts += len(items)
         self.counters.pieces += sum(not item.is_splitting_graph for item in items)
@@ -183,7 +202,7 @@ class PiecewiseBackend:
     def report(self) -> PiecewiseReport:
         """Return the parts, the sizes with their bytes and seconds, and the counts."""
         sizes = () if self._calls is None else self._calls.sizes
-        return report_of(self._parts, sizes, self.counters)
+        return report_of(self._parts, sizes, self.counters, self.cache_folder)
 
     def clear(self) -> None:
         """Drop all graphs: sizes are captured anew, as after weights have moved."""
@@ -211,20 +230,22 @@ class PiecewiseBackend:
                 for _ in range(self.config.warmups_of(size) + 1):
                     call(size)
 
-    def _dump(self, whole: torch.fx.GraphModule, folder: str | Path | None) -> None:
-        """Write the code of the split graph, unless it is there."""
-        if folder is None:
-            return
-        path = Path(folder) / "computation_graph.py"
+
+def _dump(folder: Path, *, traced: torch.fx.GraphModule, split: torch.fx.GraphModule) -> None:
+    """Write the code of a graph before and after its split, unless it is there."""
+    for name, graph in (("traced_graph.py", traced), ("computation_graph.py", split)):
+        path = folder / name
         if path.exists():
-            return
-        source = whole.print_readable(print_output=False).replace("<lambda>", "GraphModule")
+            continue
+        source = graph.print_readable(print_output=False).replace("<lambda>", "GraphModule")
         text = f"from __future__ import annotations\nimport torch\n\n{source}\n"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_file(path, text.encode())
         except OSError as error:
             warnings.warn(f"{path} cannot be written: {error}", CgraphWarning, levels_to_user())
+        else:
+            _log.info("%s has the code of the graph", path)
 
 
 def _once(reason: str | None) -> str:
@@ -247,6 +268,10 @@ def _once(reason: str | None) -> str:
     )
 
 
+# As operators say it, and as Inductor's code does: Eq(u0, u1).
+_ASSERTED = re.compile(r"Runtime assertion failed|^(Eq|Ne|L[te]|G[te])\(.*\b[su]\d")
+
+
 def _explained(run: Callable[..., Any], graph: torch.fx.GraphModule) -> Callable[..., Any]:
     """Return a function that says what a failed assertion of torch's about the open size means."""
 
@@ -255,7 +280,7 @@ def _explained(run: Callable[..., Any], graph: torch.fx.GraphModule) -> Callable
             return run(*args)
         except RuntimeError as error:
             text = str(error)
-            if "Runtime assertion failed" not in text:
+            if not _ASSERTED.search(text):
                 raise
             line = _torch.first_line_of(graph) or "the model"
             raise CaptureError(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from cgraph.errors import CgraphWarning
 
 __all__ = ["CompileCache", "StoredPiece", "key_of"]
 
+_log = logging.getLogger("cgraph.piecewise")
 _MAGIC = b"cgraph piece 2\n"
 
 
@@ -68,6 +71,8 @@ class CompileCache:
         of all, by default ``~/.cache/cgraph``.
         """
         if not config.cache or os.environ.get("CGRAPH_DISABLE_COMPILE_CACHE", "0") not in ("", "0"):
+            said = "CGRAPH_DISABLE_COMPILE_CACHE is set" if config.cache else "cache is False"
+            _log.info("compiled pieces are not kept, as %s", said)
             return cls(None, "")
         key = key_of(config, graph)
         given = config.cache_dir or os.environ.get("CGRAPH_CACHE_DIR") or "~/.cache/cgraph"
@@ -77,7 +82,10 @@ class CompileCache:
         except (RuntimeError, ValueError) as error:
             _warn(f"{given} is not used, so pieces are compiled at each start: {error}")
             return cls(None, "")
-        return cls(folder, key, root)
+        found = cls(folder, key, root)
+        if found.folder is not None:
+            _log.info("compiled pieces are kept in %s", folder)
+        return found
 
     def get(self, number: int, size: int | None) -> StoredPiece | None:
         """Return a piece compiled for a size, or for any; None if there is none.
@@ -162,19 +170,26 @@ def key_of(config: PiecewiseConfig, graph: torch.fx.GraphModule) -> str:
     that the graph was traced through.
     """
     parts: list[object] = [
-        (config.splitting_ops, config.merge_splits, config.inductor_options),
+        (config.splitting_ops, config.merge_splits, _named(config.inductor_options)),
         (torch.__version__, _core.version(), _torch.device_names()),
         _torch.compiler_state(),
         graph.code,
     ]
     parts += map(_torch.form_of_input, _torch.example_inputs(graph.graph))
-    for path in sorted(_torch.traced_files(graph)):
+    files = sorted(_torch.traced_files(graph))
+    _log.debug("files of the key of compiled pieces: %s", ", ".join(files))
+    for path in files:
         try:
             parts.append((path, hashlib.sha256(Path(path).read_bytes()).hexdigest()))
         except OSError:
             # Code that was typed or made has no file; the graph has what it does.
             parts.append((path, None))
     return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def _named(options: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    """Return options with what is the same in each process: passes by their own identifiers."""
+    return [(name, value.uuid() if callable(value) else value) for name, value in options]
 
 
 def _warn(text: str) -> None:

@@ -28,7 +28,9 @@ class PiecewiseConfig:
         warmups: The number of calls of a size that run uncaptured before its capture.
         compiler: ``"inductor"``, or ``"eager"`` for operators as they are. The simulator, which
             sees operators only, takes ``"inductor"`` for ``"eager"``.
-        inductor_options: Options of Inductor, as pairs or as a mapping.
+        inductor_options: Options of Inductor, as pairs or as a mapping. A pass of one's own, as
+            ``post_grad_custom_post_pass``, sees each piece; with a cache it needs a ``uuid()``, as
+            of ``torch._inductor.custom_graph_pass.CustomGraphPass``.
         copy_inputs: Copy inputs that have the open size to memory that stays. Without, a call is
             refused whose inputs have moved since the capture.
         outputs: ``"fresh"`` results are the caller's own, ``"static"`` ones are overwritten by the
@@ -72,6 +74,13 @@ class PiecewiseConfig:
         _choose("compiler", self.compiler, "inductor", "eager")
         _choose("outputs", self.outputs, "fresh", "static")
         set_(self, "inductor_options", _options(self.inductor_options))
+        for name, value in self.inductor_options if self.cache else ():
+            if callable(value) and getattr(value, "uuid", lambda: None)() is None:
+                raise ArgumentError(
+                    f"{name} is {value!r:.80}, expected a pass with a uuid() that tells what it"
+                    " does, as a torch._inductor.custom_graph_pass.CustomGraphPass has: compiled"
+                    " pieces are kept on disk by it. Or set cache=False"
+                )
         if self.cache_dir is not None and not self.cache:
             raise ArgumentError(
                 f"cache_dir is {self.cache_dir!r:.80}, and cache is False: leave one of them out"

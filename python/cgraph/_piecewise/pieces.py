@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,8 +17,11 @@ from cgraph._piecewise.counters import Counters
 from cgraph._piecewise.size_guards import Guard
 from cgraph._piecewise.split import SplitItem
 from cgraph.breaks import eager_break
+from cgraph.errors import CaptureError
 
 __all__ = ["Compiler", "Part", "program_of"]
+
+_log = logging.getLogger("cgraph.piecewise")
 
 
 @dataclass
@@ -85,9 +89,7 @@ class Compiler:
             # As most layers of a model: one compilation serves all.
             part.run = part.like.run
             return part
-        began = time.perf_counter()
-        part.run = self._stored(part, None) or self._compiled(part, inputs, None)
-        part.seconds = time.perf_counter() - began
+        part.run, part.seconds = self._made(part, inputs, None)
         return part
 
     def sized(self, part: Part, size: int) -> Callable[..., Any]:
@@ -97,14 +99,27 @@ class Compiler:
         def run(*args: Any) -> Any:
             made = part.runs.get(size)
             if made is None:
-                began = time.perf_counter()
-                made = self._stored(part, size) or self._compiled(part, args, size)
+                made, part.sizes[size] = self._made(part, args, size)
                 part.runs[size] = made
-                part.sizes[size] = time.perf_counter() - began
             return made(*args)
 
         inputs = _torch.example_inputs(part.item.graph.graph)
         return run if self._compiles and _has_tensors(inputs) else part.run
+
+    def _made(
+        self, part: Part, inputs: Sequence[Any], size: int | None
+    ) -> tuple[Callable[..., Any], float]:
+        """Return a part for a size, from the cache or compiled, and the seconds that it took."""
+        began = time.perf_counter()
+        stored = self._stored(part, size)
+        made = stored or self._compiled(part, inputs, size)
+        seconds = time.perf_counter() - began
+        # One line on a large model, all of them for who looks for something.
+        level = logging.DEBUG if part.item.graph_id else logging.INFO
+        what = "compiled" if stored is None else "loaded from the cache"
+        sizes = "any size" if size is None else f"size {size}"
+        _log.log(level, "piece %d for %s: %s, %.2f s", part.item.graph_id, sizes, what, seconds)
+        return made, seconds
 
     def _compiled(self, part: Part, inputs: Sequence[Any], size: int | None) -> Callable[..., Any]:
         """Compile a part, and store it."""
@@ -112,7 +127,15 @@ class Compiler:
         options = self._options if size is None else {**_OF_SIZE, **self._options}
         before = len(_torch.size_guards(inputs))
         self._counters.inductor_compilations += 1
-        compiled = _torch.compile_standalone(graph, inputs, options)
+        try:
+            compiled = _torch.compile_standalone(graph, inputs, options)
+        except _torch.compiler_errors() as error:
+            line = _torch.first_line_of(graph) or "the model"
+            raise CaptureError(
+                f"torch's compiler fails at piece {part.item.graph_id}, at {line}: write that"
+                " another way, let an operator of it be one of splitting_ops, or set"
+                f" compiler='eager'. Why: {error}"
+            ) from error
         if part.form is None or self._cache.folder is None:
             return compiled
         try:
@@ -121,6 +144,7 @@ class Compiler:
             return compiled
         if (code := _torch.stored_bytes(compiled)) is not None:
             self._cache.put(part.item.graph_id, size, StoredPiece(code, guards))
+            _log.debug("piece %d for size %s: stored", part.item.graph_id, size or "any")
         return compiled
 
     def _stored(self, part: Part, size: int | None) -> Callable[..., Any] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, TextIO
 
 from cgraph._piecewise.counters import Counters
@@ -69,11 +70,13 @@ class PiecewiseReport:
         pieces: The parts of the model.
         sizes: The sizes, ascending.
         counters: The counts.
+        cache_folder: The folder of the compiled pieces that are kept; None if none are.
     """
 
     pieces: tuple[PieceReport, ...]
     sizes: tuple[SizeReport, ...]
     counters: Counters
+    cache_folder: str | None = None
 
     @property
     def device(self) -> int:
@@ -95,6 +98,8 @@ class PiecewiseReport:
             f" {plural(self.counters.uncaptured, 'call')} without a graph,"
             f" {in_units(self.device)} of the device",
         ]
+        if self.cache_folder is not None:
+            lines.append(f"compiled pieces are kept in {self.cache_folder}")
         if self.sizes:
             lines += ["", table(_HEAD, [_row(one) for one in self.sizes])]
         lines += [f"size {one.size}: {one.refused}" for one in self.sizes if one.refused]
@@ -121,7 +126,9 @@ def _row(one: SizeReport) -> list[str]:
     ]
 
 
-def report_of(parts: Sequence[Part], sizes: Sequence[Size], counters: Counters) -> PiecewiseReport:
+def report_of(
+    parts: Sequence[Part], sizes: Sequence[Size], counters: Counters, folder: Path | None
+) -> PiecewiseReport:
     """Make a report of the present state."""
     pieces = tuple(
         PieceReport(
@@ -133,7 +140,9 @@ def report_of(parts: Sequence[Part], sizes: Sequence[Size], counters: Counters) 
         )
         for one in parts
     )
-    return PiecewiseReport(pieces, tuple(map(_of_size, sizes)), Counters(**asdict(counters)))
+    counts = Counters(**asdict(counters))
+    kept = None if folder is None else str(folder)
+    return PiecewiseReport(pieces, tuple(map(_of_size, sizes)), counts, kept)
 
 
 def _of_size(one: Size) -> SizeReport:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import operator
 import threading
 import warnings
@@ -23,6 +24,7 @@ from cgraph.segments import SegmentedGraph
 
 __all__ = ["Size", "SizedCalls"]
 
+_log = logging.getLogger("cgraph.piecewise")
 Program = Callable[..., Any]
 
 
@@ -175,8 +177,10 @@ class SizedCalls:
         )
         if written is not None:
             return self._refused(found, places[written], copied, result)
-        self._counters.captures += 1
         found.graph = self._ladder.graph(found.size)
+        self._counters.captures += 1
+        self._counters.piece_captures += len(found.graph.segments)
+        _log.debug("size %d is captured: %d pieces", found.size, len(found.graph.segments))
         reader = _torch.tensor_reader()
         found.others = _core.SamePlaces(reader, args, self._open.others)
         self._captured[found.size] = found

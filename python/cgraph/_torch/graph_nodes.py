@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from typing import Any
 
@@ -79,15 +80,23 @@ def form_of_graph(graph_module: torch.fx.GraphModule) -> str | None:
     """Return what a graph of Dynamo's computes of its inputs, whatever these are called.
 
     None if the graph does not tell all of that: it holds tensors, calls modules, launches kernels
-    of the user's, or calls code of the user's that a compiler goes into.
+    of the user's, or calls code of the user's that a compiler goes into. Graphs inside of it, as
+    the branches of ``torch.cond``, belong to it.
     """
     numbers: dict[torch.fx.Node, int] = {}
     storages: dict[int, int] = {}
     lines = []
     for number, node in enumerate(graph_module.graph.nodes):
-        if node.op in ("get_attr", "call_module") or not _is_of_torch(node):
-            return None
         numbers[node] = number
+        if node.op == "get_attr":
+            inner = operator.attrgetter(str(node.target))(graph_module)
+            form = form_of_graph(inner) if isinstance(inner, torch.fx.GraphModule) else None
+            if form is None:
+                return None
+            lines.append(f"get_attr {{{form}}}")
+            continue
+        if node.op == "call_module" or not _is_of_torch(node):
+            return None
         given: Any = torch.fx.map_arg((node.args, node.kwargs), lambda one: _Number(numbers[one]))
         if node.op == "placeholder":
             value = example_of(node)

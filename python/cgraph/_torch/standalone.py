@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
+import sys
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -17,6 +19,7 @@ from cgraph._torch.private_names import FakeTensor, PrivateNames, lacks
 __all__ = [
     "compile_standalone",
     "compiled_of",
+    "compiler_errors",
     "compiler_state",
     "device_names",
     "fix_unmarked_sizes",
@@ -25,9 +28,27 @@ __all__ = [
     "open_sizes",
     "rank",
     "recompile_reason",
+    "seconds_of_tracing",
     "size_guards",
     "stored_bytes",
 ]
+
+
+def seconds_of_tracing() -> float | None:
+    """Return how long Dynamo's compilation has taken so far, in a backend; None if unknown."""
+    utils: Any = sys.modules.get("torch._dynamo.utils")
+    if utils is None:
+        return None
+    context = utils.get_metrics_context()
+    began = getattr(context, "_start_time_ns", 0)
+    return (time.time_ns() - began) / 1e9 if began and context.in_progress() else None
+
+
+def compiler_errors() -> tuple[type[BaseException], ...]:
+    """Return the errors with which Inductor fails at a graph."""
+    exc: Any = sys.modules.get("torch._inductor.exc")
+    found = getattr(exc, "InductorError", None)
+    return () if found is None else (found,)
 
 
 def compile_standalone(
