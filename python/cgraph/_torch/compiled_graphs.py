@@ -188,7 +188,8 @@ def value_of(node: Any) -> Any:
 
 def reason_without_trace(reason: str) -> str:
     """Return Inductor's reason for no capture in one line, with the line of the user's code."""
-    text, _, trace = reason.removeprefix("skipping cudagraphs due to ").partition(" Found from")
+    plain = re.sub(r"(skipping cudagraphs due to )+", "", reason)
+    text, _, trace = plain.partition(" Found from")
     line = _line_of(trace)
     return text.strip().rstrip(".") + (f", in {line}" if line else "")
 

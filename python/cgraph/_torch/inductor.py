@@ -47,9 +47,7 @@ def compile_with_inductor(
     compiler = compiler_asks()
     utils: Any = importlib.import_module("torch._inductor.utils")
     _require_here(compiler)
-    config: Any = importlib.import_module("torch._inductor.config")
-    partition = not options.get("cpp_wrapper", config.cpp_wrapper)
-    patches = {"graph_partition": partition, **options, "triton.cudagraphs": True}
+    patches = {"graph_partition": _wants_parts(options), **options, "triton.cudagraphs": True}
 
     @functools.wraps(compiler.compile_fx_inner)
     def inner_compile(graph: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
@@ -69,6 +67,17 @@ def compile_with_inductor(
             graph_module, inputs, inner_compile=inner_compile, config_patches=patches
         )
     return found
+
+
+def _wants_parts(options: Mapping[str, Any]) -> bool:
+    """Return whether Inductor makes parts: unless users say otherwise, also where torch does not."""
+    config: Any = importlib.import_module("torch._inductor.config")
+    if options.get("cpp_wrapper", config.cpp_wrapper):
+        return False
+    entry = getattr(config, "_config", {}).get("graph_partition")
+    is_set = getattr(entry, "user_override", None) in (True, False)
+    by_user = is_set or "TORCHINDUCTOR_GRAPH_PARTITION" in os.environ
+    return bool(config.graph_partition) if by_user else True
 
 
 def _marked(graph: torch.fx.Graph) -> list[int]:

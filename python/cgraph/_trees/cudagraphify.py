@@ -186,6 +186,9 @@ def _require_list(inputs: Any) -> None:
 
 def _require_device(device_type: str, index: int, place: int, tensor: torch.Tensor) -> None:
     device = tensor.device
+    if device.type == "meta":
+        # It has no contents, only a shape.
+        return
     if device.type != device_type or (device.type == "cuda" and device.index != index):
         wanted = f"cuda:{index}" if device_type == "cuda" else device_type
         raise ArgumentError(

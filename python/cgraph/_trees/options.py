@@ -76,7 +76,13 @@ class TreeOptions:
                 values[one.name] = kind(variable, _read(os.environ[variable]))
             elif configured is not None:
                 values[one.name] = kind(f"torch's {of_torch}", configured)
+        if forced := os.environ.get(_FORCED):
+            values["strict"] = _flag(_FORCED, _read(forced))
         return cls(**values)
+
+
+# torch lets it win over all that a program says.
+_FORCED = "TORCHINDUCTOR_CUDAGRAPH_OR_ERROR"
 
 
 def unknown(name: object, known: Sequence[str], others: Iterable[str] = ()) -> ArgumentError:

@@ -55,7 +55,10 @@ def record(
     copied = [
         place
         for place, one in enumerate(inputs)
-        if isinstance(one, torch.Tensor) and one.numel() > 0 and place not in in_place
+        if isinstance(one, torch.Tensor)
+        and one.numel() > 0
+        and not one.is_meta
+        and place not in in_place
     ]
     holders = {address: (node, piece) for node, piece, address in new.live}
     managed = [(place, inputs[place]) for place in new.managed]
