@@ -919,7 +919,7 @@ class Guards:
     ``("context",)`` of a context variable.
 
     A check is ``("plain", value)``, ``("is", object)``, ``("missing",)``, ``("kind", class)``,
-    ``("list", class, length)``, ``("dict", class, length or None, absent)``, ``("object", class,
+    ``("list", class, length)``, ``("dict", class, keys or None, absent)``, ``("object", class,
     absent)``, ``("set", class, members)``, ``("function", function)`` with its code and defaults,
     ``("weak", reference)`` to an object that lives or does not, ``("class", class, absent)`` or
     ``("tensor", tensor)``: what lies where the tensor lies now, is laid out so, and requires a

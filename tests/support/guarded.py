@@ -130,8 +130,8 @@ class World:
             self.changes.append(lambda: self.set_slot(found))
         elif isinstance(found, dict):
             gone = frozenset(name for name in NAMES if name not in found)
-            count = self.random.choice([None, len(found)])
-            add(("dict", kind, count, gone if count is None else frozenset()))
+            keys = self.random.choice([None, tuple(found)])
+            add(("dict", kind, keys, gone if keys is None else frozenset()))
             for key in [*found, "nowhere"]:
                 self.look(place, ("item", key), found.get(key, MISSING))
             self.changes += [lambda key=key: self.set_in(found, key) for key in [*NAMES, *found]]
@@ -159,9 +159,17 @@ class World:
         return self.random.choice([*VALUES, MISSING] if or_none else VALUES)
 
     def set_in(self, own: Any, key: Any) -> Callable[[], None]:
-        before = own.get(key, MISSING)
+        before, order = own.get(key, MISSING), list(own)
         put(own, key, self.new(before))
-        return lambda: put(own, key, before)
+
+        def undo() -> None:
+            put(own, key, before)
+            if list(own) != order:
+                items = [(one, own[one]) for one in order]
+                own.clear()
+                own.update(items)
+
+        return undo
 
     def set_attribute(self, found: Any) -> Callable[[], None]:
         before = vars(found).get("a", MISSING)
@@ -323,7 +331,7 @@ def fits(value: Any, check: tuple[Any, ...]) -> bool:
     if kind == "set":
         return bool(value == rest[1])
     if kind == "dict":
-        return rest[1] in (None, len(value)) and not rest[2] & set(value)
+        return rest[1] in (None, tuple(value)) and not rest[2] & set(value)
     return kind == "kind" or not rest[1] & set(vars(value))
 
 

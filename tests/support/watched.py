@@ -88,10 +88,26 @@ def globals_are_seen() -> None:
     assert not guards.fits()
 
 
+def an_item_that_moves_to_the_end_is_seen() -> None:
+    for kind in (dict, collections.OrderedDict):
+        own = kind(a=0, b=1)
+        root = (-1, ("root", own), ("dict", kind, ("a", "b"), NOTHING))
+        items = [(0, ("item", name), ("plain", own[name])) for name in own]
+        guards = core.Guards([root, *items])
+        assert guards.fits() and guards.fits()
+        own["a"] = own.pop("a")
+        assert not guards.fits()
+        own["b"] = own.pop("b")
+        assert guards.fits()
+        if kind is collections.OrderedDict:
+            own.move_to_end("a")
+            assert not guards.fits()
+
+
 def changes_of_a_whole_dictionary_are_seen() -> None:
     for kind in (dict, collections.OrderedDict):
         own = kind(a=0)
-        root = (-1, ("root", own), ("dict", kind, 1, NOTHING))
+        root = (-1, ("root", own), ("dict", kind, ("a",), NOTHING))
         guards = core.Guards([root, (0, ("item", "a"), ("plain", 0))])
         for change in (
             lambda own: own.clear(),
@@ -255,6 +271,7 @@ if __name__ == "__main__":
         each_store_is_seen,
         each_read_leaves_the_watch,
         globals_are_seen,
+        an_item_that_moves_to_the_end_is_seen,
         changes_of_a_whole_dictionary_are_seen,
         many_guards_share_a_dictionary,
         what_was_replaced_goes,

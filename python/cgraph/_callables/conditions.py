@@ -144,7 +144,7 @@ def _guarded(module: torch.nn.Module) -> Iterator[tuple[int, tuple[Any, ...], tu
         parent, part = waiting.pop()
         for kind in ("_modules", "_parameters", "_buffers"):
             entries: dict[str, Any] = getattr(part, kind)
-            yield parent, ("attr", kind), ("dict", type(entries), len(entries), frozenset())
+            yield parent, ("attr", kind), ("dict", type(entries), tuple(entries), frozenset())
             holder, count = count, count + 1
             for name, value in entries.items():
                 if isinstance(value, torch.Tensor):

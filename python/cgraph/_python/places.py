@@ -33,6 +33,7 @@ from cgraph._python.steps import (
     found_at,
     has_parts,
     items_of,
+    keys_of,
     name_of_item,
     slots_of,
 )
@@ -246,7 +247,7 @@ class Places:
         """Return the check that a container or object has no other parts than its children."""
         if isinstance(value, dict):
             # Its attributes, if it has some, are not looked at.
-            return "dict", kind, dict.__len__(value), frozenset()
+            return "dict", kind, keys_of(value), frozenset()
         if isinstance(value, set | frozenset):
             return "set", kind, frozenset(value)
         if isinstance(value, list | tuple | deque):
@@ -424,6 +425,7 @@ class Places:
             self._environment()
         elif isinstance(value, type):
             self._class(value)
+            self._class(type(value))
         elif name == "self" and not has_no_parts(value):
             self._look(-1, ("root", value), name, value)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import types
 import weakref
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
@@ -22,6 +22,7 @@ __all__ = [
     "found_at",
     "has_parts",
     "items_of",
+    "keys_of",
     "name_of_item",
     "put_at",
     "slots_of",
@@ -57,6 +58,13 @@ def found_at(holder: Any, step: tuple[Any, ...]) -> Any:
             return holder.get()
         return holder.grad if kind == "grad" else [*items_of(holder)][rest[0]]
     return NOTHING
+
+
+def keys_of(value: dict[Any, Any]) -> tuple[Any, ...]:
+    """Return the keys of a dictionary in its order, without running user code."""
+    if isinstance(value, OrderedDict):
+        return tuple(OrderedDict.keys(value))
+    return tuple(dict.keys(value))
 
 
 def name_of_item(holder: str, key: Any, place: int, addresses: Mapping[int, str]) -> str:

@@ -236,7 +236,17 @@ CHECKS: list[tuple[Any, tuple[Any, ...], list[Any]]] = [
     ((1,), ("list", tuple, 1), [(), (1, 2), [1]]),
     (collections.deque([1]), ("list", collections.deque, 1), [collections.deque(), [1]]),
     ({1}, ("list", set, 1), [set(), frozenset([1])]),
-    ({"a": 1}, ("dict", dict, 1, NOTHING), [{}, collections.OrderedDict(a=1)]),
+    ({"a": 1}, ("dict", dict, ("a",), NOTHING), [{}, collections.OrderedDict(a=1)]),
+    (
+        {"a": 1, 2: 1},
+        ("dict", dict, ("a", 2), NOTHING),
+        [{2: 1, "a": 1}, {"a": 1, 3: 1}, {"a": 1, 2: 1, 3: 1}],
+    ),
+    (
+        collections.OrderedDict(a=1, b=2),
+        ("dict", collections.OrderedDict, ("a", "b"), NOTHING),
+        [collections.OrderedDict(b=2, a=1), {"a": 1, "b": 2}],
+    ),
     ({"a": 1}, ("dict", dict, None, frozenset("b")), [{"a": 1, "b": 1}, [1]]),
     ({"a", "b"}, ("set", set, frozenset(["a", "b"])), [{"a"}, {"a", "c"}, frozenset("ab")]),
     ({1, 2}, ("set", set, frozenset([1, 2])), [{True, 2}, {1, 2, 3}]),
@@ -313,7 +323,7 @@ def test_no_code_of_the_users_runs(name: str) -> None:
     noisy = NOISY[name]()
     kind = type(noisy)
     checks: list[tuple[Any, ...]] = [("plain", 1), ("plain", 1.5), ("plain", (1,)), ("is", 1)]
-    checks += [("kind", int), ("list", list, 1), ("dict", dict, 1, NOTHING), ("missing",)]
+    checks += [("kind", int), ("list", list, 1), ("dict", dict, ("a",), NOTHING), ("missing",)]
     checks += [("set", set, frozenset([1])), ("object", Plain, NOTHING), ("tensor", torch.ones(1))]
     for check in checks:
         guards = _core.Guards([(-1, ("object", 0), check)], reader_by_fields())
@@ -330,7 +340,7 @@ def test_containers_of_the_users_are_looked_into_as_pythons_own() -> None:
     cases: list[tuple[Any, tuple[Any, ...], tuple[Any, ...]]] = [
         (NoisyList([1]), ("list", NoisyList, 1), ("item", 0)),
         (NoisyDeque([1]), ("list", NoisyDeque, 1), ("item", 0)),
-        (NoisyDict(a=1), ("dict", NoisyDict, 1, NOTHING), ("item", "a")),
+        (NoisyDict(a=1), ("dict", NoisyDict, ("a",), NOTHING), ("item", "a")),
     ]
     for root, check, step in cases:
         guards = _core.Guards([(-1, ("root", root), check), (0, step, ("plain", 1))])

@@ -73,7 +73,11 @@ def test_parameters_of_modules_are_followed() -> None:
     layer = torch.nn.Linear(3, 3)
     places = [
         (-1, ("root", layer), ("object", torch.nn.Linear, frozenset(["forward"]))),
-        (0, ("attr", "_parameters"), ("dict", type(layer._parameters), 2, NOTHING)),
+        (
+            0,
+            ("attr", "_parameters"),
+            ("dict", type(layer._parameters), tuple(layer._parameters), NOTHING),
+        ),
         (1, ("item", "weight"), ("tensor", layer.weight)),
         (0, ("attr", "training"), ("plain", True)),
         (0, ("class", "forward"), ("is", torch.nn.Linear.forward)),

@@ -1,6 +1,8 @@
 //! `Check`: the object that must be at a place.
 
+use pyo3::intern;
 use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
 use pyo3::types::{
     PyDict, PyFrozenSet, PyInt, PyString, PyTuple, PyType, PyWeakrefMethods, PyWeakrefReference,
 };
@@ -26,8 +28,8 @@ pub(super) enum Check {
     Kind(Py<PyType>),
     /// A container of just this class with so many items.
     Length(Py<PyType>, usize),
-    /// A dictionary with so many items, or without some.
-    Dict(Py<PyType>, Option<usize>, Absent),
+    /// A dictionary with just these keys, in this order, or without some.
+    Dict(Py<PyType>, Option<Keys>, Absent),
     /// An object without some attributes of its own.
     Object(Py<PyType>, Absent),
     Set(Py<PyType>, Box<Members>),
@@ -54,6 +56,9 @@ pub(super) struct Function {
 /// Names, or other keys of dictionaries, under which there must be nothing.
 pub(super) struct Absent(pub(super) Box<[Py<PyAny>]>);
 
+/// The keys of a dictionary, in their order; the places of its items say what is there.
+pub(super) struct Keys(Box<[Py<PyAny>]>);
+
 /// The members of a set.
 pub(super) struct Members {
     of: Py<PyFrozenSet>,
@@ -63,7 +68,7 @@ pub(super) struct Members {
 
 impl Check {
     /// Read `("plain", value)`, `("is", object)`, `("missing",)`, `("kind", class)`, `("list", class,
-    /// length)`, `("dict", class, length or None, absent)`, `("object", class, absent)`, `("set", class,
+    /// length)`, `("dict", class, keys or None, absent)`, `("object", class, absent)`, `("set", class,
     /// members)`, `("tensor", tensor)`, `("form", tensor)`, `("input", tensor)`, `("function", function)`,
     /// `("weak", reference)` or `("class", class, absent)`.
     pub(super) fn parse(
@@ -81,8 +86,9 @@ impl Check {
             "kind" => Self::Kind(class()?),
             "list" => Self::Length(class()?, from.get_item(2)?.extract()?),
             "dict" => {
-                let (count, absent) = (from.get_item(2)?, Absent::new(&from.get_item(3)?)?);
-                Self::Dict(class()?, count.extract()?, absent)
+                let keys: Option<Vec<Py<PyAny>>> = from.get_item(2)?.extract()?;
+                let keys = keys.map(|keys| Keys(keys.into()));
+                Self::Dict(class()?, keys, Absent::new(&from.get_item(3)?)?)
             }
             "object" => Self::Object(class()?, Absent::new(&from.get_item(2)?)?),
             "set" => {
@@ -149,6 +155,10 @@ impl Check {
             Self::Class(..) => !ClassVersions::are_known(py),
             Self::Length(class, _) => !class.bind(py).is_subclass_of::<PyTuple>().unwrap_or(false),
             Self::Set(class, _) => !class.bind(py).is(py.get_type::<PyFrozenSet>()),
+            // Their order is not that of the dictionary.
+            Self::Dict(class, Some(keys), _) => {
+                keys.0.len() > 1 && ordered_keys(class.bind(py)).is_some()
+            }
             _ => false,
         }
     }
@@ -189,8 +199,8 @@ impl Check {
             Self::Length(class, count) => {
                 is_of(class) && length_of(now).is_ok_and(|length| length == *count)
             }
-            Self::Dict(class, Some(count), _) => {
-                is_of(class) && now.cast::<PyDict>().is_ok_and(|now| now.len() == *count)
+            Self::Dict(class, Some(keys), _) => {
+                is_of(class) && now.cast::<PyDict>().is_ok_and(|now| keys.are_of(now))
             }
             Self::Set(class, members) => is_of(class) && members.are_in(now),
             Self::Tensor(tensor) | Self::Form(tensor) | Self::Input(tensor) => tensor.fits(now),
@@ -233,10 +243,14 @@ impl Check {
                 function.parts.traverse(visit)
             }
             Self::Missing => Ok(()),
-            Self::Kind(class)
-            | Self::Length(class, _)
-            | Self::Dict(class, ..)
-            | Self::Object(class, _) => visit.call(class),
+            Self::Dict(class, keys, _) => {
+                visit.call(class)?;
+                let mut keys = keys.iter().flat_map(|keys| &keys.0);
+                keys.try_for_each(|key| visit.call(key))
+            }
+            Self::Kind(class) | Self::Length(class, _) | Self::Object(class, _) => {
+                visit.call(class)
+            }
             Self::Set(class, members) => {
                 visit.call(class)?;
                 visit.call(&members.of)
@@ -276,6 +290,42 @@ impl Function {
             function: function.unbind(),
         })
     }
+}
+
+impl Keys {
+    /// Return whether a dictionary has so many, in this order.
+    fn are_of(&self, dict: &Bound<'_, PyDict>) -> bool {
+        if dict.len() != self.0.len() || self.0.len() < 2 {
+            return dict.len() == self.0.len();
+        }
+        let now: PyResult<Vec<_>> = match ordered_keys(&dict.get_type()) {
+            Some(keys) => keys
+                .call1((dict,))
+                .and_then(|keys| keys.try_iter()?.collect()),
+            None => Ok(dict.keys().iter().collect()),
+        };
+        let Ok(now) = now else {
+            return false;
+        };
+        let mut pairs = now.iter().zip(&self.0);
+        pairs.all(|(now, before)| {
+            let before = before.bind(now.py());
+            // Others may have a comparison of the user's.
+            let is_plain = |one: &Bound<'_, PyAny>| {
+                one.is_exact_instance_of::<PyString>() || one.is_exact_instance_of::<PyInt>()
+            };
+            let is_equal = || is_plain(now) && is_plain(before) && now.eq(before).unwrap_or(false);
+            now.is(before) || is_equal()
+        })
+    }
+}
+
+/// Return what lists the keys of dictionaries that have an order of their own; none for others.
+fn ordered_keys<'py>(class: &Bound<'py, PyType>) -> Option<Bound<'py, PyAny>> {
+    static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+    let ordered = CLASS.import(class.py(), "collections", "OrderedDict").ok()?;
+    let is_ordered = class.is_subclass(ordered).unwrap_or(false);
+    is_ordered.then(|| ordered.getattr(intern!(class.py(), "keys")).ok())?
 }
 
 impl Members {

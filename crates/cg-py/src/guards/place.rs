@@ -195,8 +195,8 @@ impl Looked {
     fn add_check(&mut self, py: Python<'_>, check: &Check) -> PyResult<()> {
         let to = match check {
             Check::Object(_, absent) if !absent.0.is_empty() => &mut self.attributes,
-            Check::Dict(_, count, _) => {
-                self.are_counted = count.is_some();
+            Check::Dict(_, keys, _) => {
+                self.are_counted = keys.is_some();
                 &mut self.items
             }
             _ => return Ok(()),

@@ -71,8 +71,8 @@ pub(super) struct Placement {
     data: u64,
     /// In elements.
     offset: u64,
-    /// Dtype and device, dispatch keys, the number of dimensions, and what the extents make together.
-    pub(super) form: [u64; 4],
+    /// Dtype and device, dispatch keys, the number of dimensions; then the sizes, and the strides.
+    pub(super) form: ([u64; 3], [[u64; MOST_DIMENSIONS]; 2]),
 }
 
 /// Of more dimensions the extents lie elsewhere.
@@ -82,9 +82,6 @@ const MOST_DIMENSIONS: usize = 5;
 const VTABLE: usize = 0;
 
 const WORD: usize = size_of::<u64>();
-
-/// An odd number with bits everywhere: words that are mixed by it come out alike only by chance.
-const MIX: u64 = 0x9E37_79B9_7F4A_7C15;
 
 /// The bits for dtype and device: the others are flags that follow from the extents, or do not matter.
 const OF_KIND: u64 = 0xFF_FFFF_FFFF;
@@ -250,13 +247,13 @@ impl Fields {
         }
         // SAFETY: the caller keeps the same contract.
         let [data, offset] = unsafe { self.place(object) }?;
-        let mut extents = 0_u64;
-        for i in 0..usize::try_from(dim).ok()? {
-            for first in [SIZES, STRIDES] {
-                extents = (extents.rotate_left(5) ^ at(first + WORD * i)).wrapping_mul(MIX);
+        let mut extents = [[0; MOST_DIMENSIONS]; 2];
+        for (first, words) in [SIZES, STRIDES].into_iter().zip(&mut extents) {
+            for (i, one) in words.iter_mut().take(usize::try_from(dim).ok()?).enumerate() {
+                *one = at(first + WORD * i);
             }
         }
-        let form = [at(KIND) & OF_KIND, at(KEYS), dim, extents];
+        let form = ([at(KIND) & OF_KIND, at(KEYS), dim], extents);
         Some(Placement { data, offset, form })
     }
 
