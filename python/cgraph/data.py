@@ -22,7 +22,8 @@ import pickle
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from cgraph import _torch
+from cgraph import _core, _torch
+from cgraph._given import require_type
 from cgraph.errors import StateError
 from cgraph.labels import as_dict
 
@@ -60,8 +61,10 @@ def graph_data(graph: CUDAGraph) -> dict[str, Any]:
         number: 0 for a full dependency, 1 for a programmatic one).
 
     Raises:
+        ArgumentError: It is no graph of cgraph's.
         StateError: The template is not live, or the graph is not instantiated.
     """
+    require_type("graph", graph, _core.Graph, "a cgraph.CUDAGraph")
     template = graph._require_template("get_graph_data()")
     if graph._exec_handle is None:
         raise StateError(

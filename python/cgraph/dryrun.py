@@ -24,6 +24,7 @@ import torch
 from cgraph import _driver, _torch
 from cgraph._captures.busy import busy
 from cgraph._captures.footprint import record_memory
+from cgraph._given import require_type
 from cgraph._operators.rollback import Rollback
 from cgraph._python.named_objects import named_by
 from cgraph._text import in_units
@@ -104,11 +105,12 @@ def dry_run(function: Callable[..., object], *args: Any, warmup: int = 1, **kwar
         Bytes and seconds.
 
     Raises:
-        ArgumentError: ``warmup`` is not a count.
+        ArgumentError: ``warmup`` is not a count, or the function cannot be called.
         CaptureError: A capture is open, or the function cannot be captured.
         NotImplementedError: The function makes a higher-order operator, as a first import of
             torch's compiler does, and torch is too old to let others look at it (2.8).
     """
+    require_type("function", function, Callable, "something that can be called")
     if not isinstance(warmup, int) or isinstance(warmup, bool) or warmup < 0:
         raise ArgumentError(f"warmup is {warmup!r}, expected a number of calls, at least 0")
     driver = _driver.current()

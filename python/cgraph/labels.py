@@ -21,6 +21,7 @@ from collections.abc import Callable
 from contextlib import ContextDecorator
 from typing import Any, NamedTuple
 
+from cgraph._given import require_type
 from cgraph.errors import ArgumentError
 
 __all__ = ["Config", "Label", "annotate", "as_dict", "parse_config"]
@@ -59,6 +60,7 @@ def as_dict(label: Label) -> dict[str, Any]:
     These are ``labels``, ``module``, ``operator``, ``source``, and ``frames`` if they were
     recorded.
     """
+    require_type("label", label, Label, "a label, as CUDAGraph.labels() has")
     values: dict[str, Any] = {
         "labels": list(label.stack),
         "module": label.module,

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from cgraph import _core, _driver
 from cgraph._driver import Handle
+from cgraph._given import require_type
 from cgraph.errors import ArgumentError, ForeignError
 
 if TYPE_CHECKING:
@@ -91,11 +92,14 @@ class MemPool:
         """Return the pool of a graph's capture or of a token, also of a capture without ``pool``.
 
         Raises:
+            ArgumentError: It is none of these.
             ForeignError: The pool is torch's own, or it is gone.
             StateError: The graph has captured nothing.
         """
         if isinstance(source, MemPool):
             return source
+        kinds = (_core.Graph, tuple)
+        require_type("source", source, kinds, "a CUDAGraph, a token of a pool or a MemPool")
         if isinstance(source, tuple):
             handle, driver = source, _driver.current()
         else:

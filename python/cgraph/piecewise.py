@@ -24,6 +24,7 @@ from __future__ import annotations
 import torch
 
 from cgraph import _torch
+from cgraph._given import require_type
 from cgraph._piecewise.backend import PiecewiseBackend
 from cgraph._piecewise.config import PiecewiseConfig
 from cgraph._piecewise.counters import Counters
@@ -68,6 +69,7 @@ def mark_size(tensor: torch.Tensor, dim: int = 0) -> torch.Tensor:
     Raises:
         ArgumentError: The tensor has no such dimension.
     """
+    require_type("tensor", tensor, torch.Tensor, "a tensor, an input of the model")
     if type(dim) is not int or not -tensor.dim() <= dim < tensor.dim():
         raise ArgumentError(
             f"dim is {dim!r:.40}, expected a dimension of a tensor of shape {tuple(tensor.shape)}"

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from cgraph._given import require_type
 from cgraph._trees.cudagraphify import Cudagraphified, mode_name
 from cgraph._trees.function import Description
 from cgraph._trees.options import TreeOptions
@@ -86,6 +87,8 @@ def cudagraphify(
     ...     print(y)
     tensor([6., 6.])
     """
+    require_type("model", model, Callable, "a function that takes a list")
+    require_type("inputs", inputs, Sequence, "the inputs of a call")
     mode = mode_name(is_backward, is_inference)
     name = getattr(model, "__qualname__", type(model).__qualname__)
     settings = TreeOptions.of(options)

@@ -157,6 +157,52 @@ fn an_input_that_is_elsewhere_in_eight_recordings_in_a_row_is_copied_unless_it_i
 }
 
 #[test]
+fn a_function_is_recorded_in_one_place_at_most_256_times_whatever_differs() {
+    let (mut tree, id) = one_function(Function {
+        limit: None,
+        statics: vec![],
+        ..function(Mode::Inference)
+    });
+    let first = tree.add(function(Mode::Inference));
+    tree.ran(first);
+    let mut held = Held::default();
+    let mut recordings = 0;
+    for number in 1..=300_u64 {
+        let inputs = [at(100)];
+        let call = |function| Call {
+            function,
+            inputs: &inputs,
+            step: step(i64::try_from(number).expect("small")),
+        };
+        let node = match tree.decide(&call(first), &mut held) {
+            Answer::Run(node) => {
+                tree.entered(node);
+                node
+            }
+            _ => {
+                tree.forget_ended();
+                let open = tree.open(&call(first), &held);
+                tree.close(open, (1..=300).collect(), &held)
+            }
+        };
+        tree.forget_ended();
+        // One more is in use in each step: what is recorded for fewer does not fit.
+        let indices = 0..u32::try_from(number).expect("small");
+        held.by_user = indices.map(|index| OutputId { node, index }).collect();
+        match tree.decide(&call(id), &mut held) {
+            Answer::Record(_) => {
+                let open = tree.open(&call(id), &held);
+                tree.close(open, vec![1000], &held);
+                recordings += 1;
+            }
+            answer => assert_eq!(answer, Answer::Eager(Reason::Variants)),
+        }
+        held.by_user.clear();
+    }
+    assert_eq!(recordings, 256);
+}
+
+#[test]
 fn a_function_that_many_layers_have_keeps_the_inputs_of_each_in_place() {
     let (mut tree, id) = one_function(Function {
         limit: None,

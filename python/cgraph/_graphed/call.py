@@ -31,6 +31,7 @@ from cgraph._python.values import (
 )
 from cgraph._text import shown
 from cgraph._torch import tree_flatten
+from cgraph.errors import ArgumentError
 
 __all__ = ["ArgumentLeaf", "Call", "Mode", "as_argument", "copied", "dense_like"]
 
@@ -183,13 +184,13 @@ class Call:
         self._records: set[int] = set()
         self.places = [arguments.name(place) for place in range(len(args))]
         self._args = [
-            self._taken(value, name, arguments.is_static(name))
+            self._argument(value, name, arguments.is_static(name))
             for name, value in zip(self.places, args, strict=True)
         ]
         self._is_by_name = True
         self.is_in_order = arguments.are_in_order(kwargs)
         self._kwargs = [
-            (name, self._taken(kwargs[name], name, arguments.is_static(name)))
+            (name, self._argument(kwargs[name], name, arguments.is_static(name)))
             for name in (kwargs if self.is_in_order else sorted(kwargs))
         ]
 
@@ -368,6 +369,20 @@ class Call:
         return iter(
             [next(of_kind[one.kind]) if one.kind in of_kind else one.value for one in self.leaves]
         )
+
+    def _argument(self, value: Any, name: str, static: bool) -> Any:
+        """Take an argument apart.
+
+        Raises:
+            ArgumentError: It contains itself.
+        """
+        try:
+            return self._taken(value, name, static)
+        except RecursionError:
+            raise ArgumentError(
+                f"{name} is a {type(value).__name__} that contains itself, or deeper containers"
+                " than Python can go through: expected a finite one"
+            ) from None
 
     def _taken(self, value: Any, name: str, static: bool) -> Any:
         """Take a value apart; return its container, or None for a leaf."""

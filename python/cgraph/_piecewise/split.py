@@ -13,6 +13,7 @@ import torch
 from torch.fx.passes.split_module import split_module
 
 from cgraph import _torch
+from cgraph._given import require_type
 from cgraph._source import levels_to_user
 from cgraph.errors import ArgumentError, CgraphWarning
 
@@ -56,8 +57,9 @@ def split_graph(
         The graph of calls of the parts, and the parts in that order.
 
     Raises:
-        ArgumentError: An operator is neither a name nor callable.
+        ArgumentError: An operator is neither a name nor callable, or there is no graph.
     """
+    require_type("graph", graph, torch.fx.GraphModule, "a torch.fx.GraphModule")
     wanted = [operator_name(one) for one in ops]
     parts: dict[torch.fx.Node, int] = {}
     splitting: set[int] = set()

@@ -70,7 +70,7 @@ def compile_with_inductor(
 
 
 def _wants_parts(options: Mapping[str, Any]) -> bool:
-    """Return whether Inductor makes parts: unless users say otherwise, also where torch does not."""
+    """Return whether Inductor makes parts: unless users say no, also where torch does not."""
     config: Any = importlib.import_module("torch._inductor.config")
     if options.get("cpp_wrapper", config.cpp_wrapper):
         return False

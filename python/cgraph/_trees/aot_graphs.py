@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from cgraph import _driver, _torch
+from cgraph._given import require_type
 from cgraph._trees.graph_module import CudaGraphModule
 from cgraph._trees.options import TreeOptions
 from cgraph._trees.skips import OTHERWISE, Why, note_skip, skip
@@ -33,6 +34,7 @@ def find_input_mutations(g: torch.fx.Graph) -> set[int]:
     Nodes have their tensors without contents in ``meta["val"]``. What an operator writes is in its
     schema; tensors in lists and views count.
     """
+    require_type("g", g, torch.fx.Graph, "a torch.fx.Graph")
     return _torch.written_inputs(g)
 
 
@@ -50,6 +52,7 @@ def partition_cudagraphs(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> tor
         ArgumentError: A graph of several parts writes to its inputs, which parts have copies of,
             otherwise than by ``copy_``.
     """
+    require_type("gm", gm, torch.fx.GraphModule, "a torch.fx.GraphModule")
     device_type = _driver.current().device_type
     _torch.know_shapes(gm, inputs)
     is_split = bool(_torch.why_not_captured(gm.graph, device_type))
@@ -83,6 +86,7 @@ def apply_cuda_graphs(
     Raises:
         ArgumentError: A module, or a call of one, is not like that.
     """
+    require_type("gm", gm, torch.fx.GraphModule, "a torch.fx.GraphModule")
     inputs = [node for node in gm.graph.nodes if node.op == "placeholder"]
     in_place = {inputs[place] for place in statics}
     calls: dict[str, list[torch.fx.Node]] = {}
@@ -151,6 +155,7 @@ def cudagraphs(
     ...     print(torch.equal(results[2], (x * 2).sin() + 1))
     True
     """
+    require_type("model", model, torch.fx.GraphModule, "a torch.fx.GraphModule")
     settings = TreeOptions.of(options)
     device_type = _driver.current().device_type
     _torch.know_shapes(model, inputs)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from cgraph import _core, _driver, _torch
+from cgraph._given import require_type
 from cgraph._trees.cudagraphify import Cudagraphified
 from cgraph._trees.function import Description
 from cgraph._trees.options import TreeOptions
@@ -58,6 +59,8 @@ class CudaGraphModule(torch.nn.Module):
         options: Mapping[str, Any] | TreeOptions | None = None,
     ) -> None:
         super().__init__()
+        require_type("gm", gm, (torch.nn.Module, Callable), "a module or a function")
+        require_type("mutated_inputs", mutated_inputs, Collection, "places of inputs")
         self.gm = gm
         self.mutated_inputs = set(mutated_inputs)
         self._statics, self._sizes = statics, sizes

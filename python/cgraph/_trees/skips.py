@@ -47,6 +47,10 @@ EAGER = {
         "static inputs that are elsewhere in each call",
         "write new weights in place, as parameter.data.copy_(new)",
     ),
+    "variants": Why(
+        "256 captures in one place, as other outputs were in use in each",
+        "hold, or drop, the same outputs in each step",
+    ),
     "keeps": Why(
         "a tensor that it makes, keeps and does not return, which replays would overwrite",
         "return it, or keep a clone that is made outside of the compiled function",

@@ -99,4 +99,6 @@ pub enum Reason {
     Repeats(u32),
     /// It was recorded anew so often, as its inputs were elsewhere.
     Rerecords(u32),
+    /// It was recorded in this place as often as it may be: other outputs were in use each time.
+    Variants,
 }

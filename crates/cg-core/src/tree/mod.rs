@@ -259,8 +259,8 @@ impl Tree {
         if let Some(place) = self.foreign_mutation(call, holders) {
             return Answer::Eager(Reason::Mutation(place));
         }
-        if let Some(count) = self.note_moves(current, call) {
-            return Answer::Eager(Reason::Rerecords(count));
+        if let Some(reason) = self.note_moves(current, call) {
+            return Answer::Eager(reason);
         }
         Answer::Record(current)
     }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::node::Node;
 use super::path::{Path, PathState};
-use super::{Call, FunctionId, Holders, Known, NodeId, OutputId, Tree, is_static};
+use super::{Call, FunctionId, Holders, Known, NodeId, OutputId, Reason, Tree, is_static};
 
 /// A function that is being recorded.
 #[derive(Debug)]
@@ -138,6 +138,8 @@ impl Tree {
 
 /// Static inputs that were elsewhere in so many recordings in a row do not stay in place.
 const MOST_MOVES: u32 = 8;
+/// A function has so many nodes in one place: each call goes through them.
+const MOST_SIBLINGS: usize = 256;
 /// A recording that has served so many replays was worth it: those after it are counted from one again.
 const ENOUGH_REPLAYS: u32 = 8;
 
@@ -183,16 +185,18 @@ pub(super) struct Occurrence {
 }
 
 impl Tree {
-    /// Note that a call behind a node is to be recorded; return how often that was done for nothing if that is as
-    /// often as it may be.
-    pub(super) fn note_moves(&mut self, parent: Option<NodeId>, call: &Call<'_>) -> Option<u32> {
+    /// Note that a call behind a node is to be recorded; return why not if that was done too often.
+    pub(super) fn note_moves(&mut self, parent: Option<NodeId>, call: &Call<'_>) -> Option<Reason> {
         let siblings = self.siblings(parent, call.function);
+        if siblings.len() >= MOST_SIBLINGS {
+            return Some(Reason::Variants);
+        }
         let moves = !siblings.is_empty();
         if moves && !siblings.iter().any(|id| self.node(*id).is_at(call.inputs)) {
             let limit = self.functions[call.function.0 as usize].function.limit;
             let place = self.moves_mut(parent).entry(call.function).or_default();
             if !place.may_record(limit) {
-                return Some(place.recordings);
+                return Some(Reason::Rerecords(place.recordings));
             }
         }
         None

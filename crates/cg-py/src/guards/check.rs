@@ -323,7 +323,9 @@ impl Keys {
 /// Return what lists the keys of dictionaries that have an order of their own; none for others.
 fn ordered_keys<'py>(class: &Bound<'py, PyType>) -> Option<Bound<'py, PyAny>> {
     static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
-    let ordered = CLASS.import(class.py(), "collections", "OrderedDict").ok()?;
+    let ordered = CLASS
+        .import(class.py(), "collections", "OrderedDict")
+        .ok()?;
     let is_ordered = class.is_subclass(ordered).unwrap_or(false);
     is_ordered.then(|| ordered.getattr(intern!(class.py(), "keys")).ok())?
 }

@@ -249,7 +249,11 @@ impl Fields {
         let [data, offset] = unsafe { self.place(object) }?;
         let mut extents = [[0; MOST_DIMENSIONS]; 2];
         for (first, words) in [SIZES, STRIDES].into_iter().zip(&mut extents) {
-            for (i, one) in words.iter_mut().take(usize::try_from(dim).ok()?).enumerate() {
+            for (i, one) in words
+                .iter_mut()
+                .take(usize::try_from(dim).ok()?)
+                .enumerate()
+            {
                 *one = at(first + WORD * i);
             }
         }

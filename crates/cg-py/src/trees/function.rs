@@ -280,5 +280,6 @@ fn described(reason: Reason) -> (&'static str, u32) {
         Reason::Mutation(place) => ("mutation", place),
         Reason::Repeats(count) => ("repeats", count),
         Reason::Rerecords(count) => ("rerecords", count),
+        Reason::Variants => ("variants", 0),
     }
 }
