@@ -56,3 +56,28 @@ def test_compiled_pieces_are_as_in_eager_for_each_size() -> None:
     assert report.counters.inductor_compilations == 9
     largest = report.sizes[-2]
     assert largest.reserved >= sum(one.reserved for one in report.sizes) - largest.reserved
+
+
+def test_a_part_of_the_open_size_that_is_broadcast_is_named_with_its_line() -> None:
+    backend = PiecewiseBackend(capture_sizes=[4], cache=False)
+    fast = torch.compile(lambda x: torch.tanh(x) - torch.tanh(x)[:1], backend=backend)
+    with pytest.raises(RuntimeError, match=r"narrow\(0, 0, 1\).*test_pieces_cuda.py:\d+"):
+        for _ in range(2):
+            fast(mark_size(torch.randn(8, 16, device="cuda")))
+
+
+def test_what_inductor_cannot_compile_is_named_with_its_line_and_a_way_out() -> None:
+    linear = torch.nn.Linear(16, 16).cuda()
+
+    def model(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = linear(x)
+        return y, y[:1]
+
+    fast = torch.compile(model, backend=PiecewiseBackend(capture_sizes=[4], cache=False))
+    x = mark_size(torch.randn(8, 16, device="cuda"))
+    try:
+        torch.testing.assert_close(fast(x), model(x), rtol=1e-2, atol=1e-2)
+    except RuntimeError as error:
+        # torch 2.11 fails at the size of the part, others may not.
+        assert "compiler='eager'" in str(error)
+        assert "test_pieces_cuda.py" in str(error)

@@ -173,31 +173,51 @@ def test_a_model_inside_of_ddp_is_captured(backend: str, wrapped: str) -> None:
     torch.compiler.reset()
 
 
-@pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("backend", ["cgraph", "cgraph_aot"])
-def test_weights_that_are_gathered_for_each_step_become_inputs_of_replays(backend: str) -> None:
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
+def test_weights_that_are_gathered_for_each_step_become_inputs_of_replays(
+    lab: Lab, backend: str
+) -> None:
     torch.compiler.reset()
-    with cgraph.sim.use():
-        torch.manual_seed(6)
-        models = [nn.Sequential(*[Block() for _ in range(4)]) for _ in range(2)]
-        models[1].load_state_dict(models[0].state_dict())
-        mesh = init_device_mesh("cpu", (1,))
-        for block in models[0]:
-            fully_shard(block, mesh=mesh)
-            block.compile(backend=backend)
-        fully_shard(models[0], mesh=mesh)
-        xs = [torch.randn(4, 8) for _ in range(24)]
-        with pytest.warns(CgraphWarning, match="fully_shard"):
-            found = trained(models[0], models[0], xs)
-        expected = trained(models[1], models[1], xs)
-        report = cgraph.trees.report()
+    models = [nn.Sequential(*[Block() for _ in range(4)]).to(lab.device) for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    for block in models[0]:
+        block.compile(backend=backend)
+    gathered: list[Tensor] = []
+
+    def step_with_new_memory(x: Tensor) -> Tensor:
+        # As fully_shard does, but what was gathered before stays.
+        for weight in models[0].parameters():
+            gathered.append(weight.data)
+            weight.data = weight.data.clone()
+        found: Tensor = models[0](x)
+        return found
+
+    xs = [fresh(lab, 4, 8) for _ in range(24)]
+    with pytest.warns(CgraphWarning, match="fully_shard"):
+        found = trained(models[0], step_with_new_memory, xs)
+    expected = trained(models[1], models[1], xs)
+    report = cgraph.trees.report()
     torch.testing.assert_close(found, expected)
     last_steps = 12
     assert sum(one.replays for one in report.functions) >= last_steps * 8, str(report)
     torch.compiler.reset()
+
+
+def test_steps_count_by_themselves_after_a_reset_whoever_has_marked_some_before(lab: Lab) -> None:
+    fast = torch.compile(torch.sin, backend="cgraph_aot")
+    with torch.no_grad():
+        for _ in range(3):
+            step()
+            torch.compiler.cudagraph_mark_step_begin()
+            fast(fresh(lab, 4))
+        torch.compiler.reset()
+        others = [torch.compile(one, backend="cgraph_aot") for one in (torch.sin, torch.cos)]
+        for _ in range(5):
+            for one, right in zip(others, (torch.sin, torch.cos), strict=True):
+                x = fresh(lab, 4)
+                assert torch.allclose(one(x), right(x))
+    functions = cgraph.trees.report().functions
+    assert [one.eager for one in functions] == [{"first run": 1}] * 2
 
 
 @pytest.mark.usefixtures("alone")

@@ -1,6 +1,6 @@
 //! `StepSource`: which step a call belongs to.
 
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use cg_core::tree::Step;
 use pyo3::prelude::*;
@@ -16,8 +16,8 @@ use crate::raw::Attached;
 pub(crate) struct StepSource {
     marks: Attached<Py<PyList>>,
     counts: Attached<Py<PyList>>,
-    /// The marks that are forgotten.
-    forgotten: AtomicI64,
+    /// The marks that are forgotten, of each attribute.
+    forgotten: Mutex<Vec<i64>>,
 }
 
 #[pymethods]
@@ -28,7 +28,7 @@ impl StepSource {
         Self {
             marks: empty(),
             counts: empty(),
-            forgotten: AtomicI64::new(0),
+            forgotten: Mutex::default(),
         }
     }
 
@@ -47,8 +47,8 @@ impl StepSource {
 
     /// Let steps count by themselves again, until the next mark.
     fn forget_marks(&self, py: Python<'_>) -> PyResult<()> {
-        let marks = sum(&self.marks.get(py).into_bound(py))?;
-        self.forgotten.store(marks, Ordering::Relaxed);
+        let marks = self.marks.get(py).into_bound(py);
+        *self.forgotten() = values(&marks).collect::<PyResult<_>>()?;
         Ok(())
     }
 
@@ -63,32 +63,46 @@ impl StepSource {
     /// The step now. Marks have other numbers than counts: they count down.
     #[inline]
     pub(super) fn step(&self, py: Python<'_>) -> PyResult<Step> {
-        let marks = sum(&self.marks.get(py).into_bound(py))?;
-        let mut forgotten = self.forgotten.load(Ordering::Relaxed);
-        if marks < forgotten {
-            // torch has begun to count anew.
-            forgotten = 0;
-            self.forgotten.store(0, Ordering::Relaxed);
+        let list = self.marks.get(py).into_bound(py);
+        let mut forgotten = self.forgotten();
+        let (mut marks, mut is_marked) = (0, false);
+        for (place, value) in values(&list).enumerate() {
+            let value = value?;
+            if let Some(before) = forgotten.get_mut(place) {
+                if value < *before {
+                    // torch has begun to count anew.
+                    *before = 0;
+                }
+                is_marked |= value != *before;
+            } else {
+                is_marked |= value != 0;
+            }
+            marks += value;
         }
-        let is_marked = marks != forgotten;
         let number = if is_marked {
             -marks
         } else {
-            sum(&self.counts.get(py).into_bound(py))?
+            let counts = self.counts.get(py).into_bound(py);
+            values(&counts).sum::<PyResult<i64>>()?
         };
         Ok(Step { number, is_marked })
     }
+
+    fn forgotten(&self) -> MutexGuard<'_, Vec<i64>> {
+        self.forgotten
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
-fn sum(attributes: &Bound<'_, PyList>) -> PyResult<i64> {
-    let mut all = 0;
-    for one in attributes.iter() {
+/// Return how far each attribute has counted; torch counts its marks down.
+fn values(attributes: &Bound<'_, PyList>) -> impl Iterator<Item = PyResult<i64>> {
+    attributes.iter().map(|one| {
         let one = one.cast::<PyTuple>()?;
         let name = one.get_borrowed_item(1)?;
         let value = one
             .get_borrowed_item(0)?
             .getattr(name.cast::<PyString>()?)?;
-        all += value.extract::<i64>()?.abs();
-    }
-    Ok(all)
+        Ok(value.extract::<i64>()?.abs())
+    })
 }
