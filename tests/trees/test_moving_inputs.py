@@ -204,23 +204,21 @@ def test_weights_that_are_gathered_for_each_step_become_inputs_of_replays(
     torch.compiler.reset()
 
 
-def test_steps_count_by_themselves_after_a_reset_whoever_has_marked_some_before(lab: Lab) -> None:
+def test_a_reset_forgets_marks_of_both_kinds_also_where_torch_counts_anew(lab: Lab) -> None:
     fast = torch.compile(torch.sin, backend="cgraph_aot")
-    with torch.no_grad():
-        for _ in range(3):
-            step()
-            torch.compiler.cudagraph_mark_step_begin()
-            fast(fresh(lab, 4))
-        torch.compiler.reset()
-        # As torch does it itself where a thread has used its trees.
-        cudagraph_trees.MarkStepBox.mark_step_counter = 0
-        others = [torch.compile(one, backend="cgraph_aot") for one in (torch.sin, torch.cos)]
-        for _ in range(5):
-            for one, right in zip(others, (torch.sin, torch.cos), strict=True):
-                x = fresh(lab, 4)
-                assert torch.allclose(one(x), right(x))
-    functions = cgraph.trees.report().functions
-    assert [one.eager for one in functions] == [{"first run": 1}] * 2
+    for _ in range(3):
+        step()
+        torch.compiler.cudagraph_mark_step_begin()
+        fast(fresh(lab, 4))
+    torch.compiler.reset()
+    # As torch does it itself where a thread has used its trees.
+    cudagraph_trees.MarkStepBox.mark_step_counter = 0
+    several = [in_tree(lab, one, fresh(lab, 4)) for one in (torch.sin, torch.cos)]
+    for _ in range(4):
+        for one in several:
+            one(fresh(lab, 4))
+    # In one marked step, they would be put off.
+    assert [graphs_of(one) for one in several] == [1, 1]
 
 
 @pytest.mark.usefixtures("alone")
