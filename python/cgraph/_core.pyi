@@ -249,6 +249,10 @@ class Template:
         """Remove all nodes."""
     def retain(self, object: object) -> None:
         """Keep an object alive as long as the template, its execs and their replays in flight."""
+    def require_pool_if_named(self, pool: Pool) -> None:
+        """Refuse replays while a pool is paused, if a node names memory of it."""
+    def require_pool(self, pool: Pool) -> None:
+        """Refuse replays while a pool is paused. Its segments may go."""
     def retain_pool(self, pool: Pool) -> None:
         """Keep a pool's segments alive as long as the template and its execs."""
 

@@ -316,3 +316,33 @@ def test_a_second_trim_after_a_ladder_was_cleared_finds_nothing_more_to_give_bac
         # On CUDA, torch keeps what it has freed for the next capture.
         assert given_back > 0
         assert pool.stats()["mapped"] == 0
+
+
+def test_a_replay_that_reads_memory_of_a_paused_pool_is_refused_until_that_goes_on(
+    lab: Lab,
+) -> None:
+    weights, others = MemPool(), MemPool()
+    x, made = fresh(lab, 8), cgraph.CUDAGraph()
+    with cgraph.graph(made, pool=weights):
+        weight = x * 2
+    made.replay()
+    graphs = [cgraph.CUDAGraph() for _ in range(2)]
+    with cgraph.graph(graphs[0]):
+        y = x + weight
+    with cgraph.graph(graphs[1], pool=others):
+        z = x + 1
+    lab.sync()
+    right = x + x * 2
+    weights.pause("host")
+    with pytest.raises(cgraph.errors.StateError, match=r"paused.*resume"):
+        graphs[0].replay()
+    graphs[1].replay()
+    weights.resume()
+    graphs[0].replay()
+    lab.sync()
+    assert torch.equal(y, right)
+    assert torch.equal(z, x + 1)
+    # The graph that reads it keeps no segment of the pool.
+    del made, weight
+    lab.sync()
+    assert weights.stats()["in_use"] == 0 or lab.device == "cuda"

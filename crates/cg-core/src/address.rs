@@ -6,6 +6,7 @@ use crate::driver::handle::{Address, NodeHandle};
 use crate::driver::owned::OwnedGraph;
 use crate::driver::spec::NodeDetail;
 use crate::error::Result;
+use crate::pool::Pool;
 use crate::template::Template;
 
 /// An address that a node names, and the allocation that it lies in.
@@ -37,16 +38,47 @@ impl Template {
     #[doc(alias = "cuGraphKernelNodeGetParams")]
     pub fn addresses(&self) -> Result<Vec<NodeAddress>> {
         let mut found = Vec::new();
-        self.with(|graph, _, _| collect(self, graph, &mut found))?;
+        let mut note = |node, name: Option<String>, words: Vec<u64>| {
+            for address in words.into_iter().map(Address) {
+                if let Some((base, bytes)) = self.device().memory_range(address)? {
+                    found.push(NodeAddress {
+                        node,
+                        name: name.clone(),
+                        address,
+                        base,
+                        bytes,
+                    });
+                }
+            }
+            Ok(())
+        };
+        self.with(|graph, _, _| visit(graph, &mut note))?;
         Ok(found)
+    }
+
+    /// Return whether a kernel, memcpy or memset names memory of a pool, as [`Self::addresses`] finds it.
+    #[doc(alias = "cuGraphKernelNodeGetParams")]
+    pub fn names_memory_of(&self, pool: &Pool) -> Result<bool> {
+        let mut names = false;
+        let mut note = |_, _, words: Vec<u64>| {
+            names = names || words.iter().any(|word| pool.covers(Address(*word)));
+            Ok(())
+        };
+        self.with(|graph, _, _| visit(graph, &mut note))?;
+        Ok(names)
     }
 }
 
-fn collect(template: &Template, graph: &OwnedGraph, found: &mut Vec<NodeAddress>) -> Result<()> {
+/// Call a function with each node that may name memory: the node, what it is called, and its words that may be
+/// addresses, each once and in their order.
+fn visit(
+    graph: &OwnedGraph,
+    note: &mut impl FnMut(NodeHandle, Option<String>, Vec<u64>) -> Result<()>,
+) -> Result<()> {
     for node in graph.nodes()? {
         let detail = graph.detail(node)?;
         for body in detail.bodies() {
-            collect(template, &graph.child(*body), found)?;
+            visit(&graph.child(*body), note)?;
         }
         let (name, mut words) = match detail {
             NodeDetail::Kernel { name, .. } => (name, graph.words(node)?),
@@ -54,21 +86,9 @@ fn collect(template: &Template, graph: &OwnedGraph, found: &mut Vec<NodeAddress>
             NodeDetail::Memset { dst, .. } => (Some("memset".to_owned()), vec![dst.0]),
             _ => continue,
         };
-        // Each once, in their order.
         let mut seen = HashSet::new();
         words.retain(|word| *word >= LOWEST && seen.insert(*word));
-        for word in words {
-            let address = Address(word);
-            if let Some((base, bytes)) = template.device().memory_range(address)? {
-                found.push(NodeAddress {
-                    node,
-                    name: name.clone(),
-                    address,
-                    base,
-                    bytes,
-                });
-            }
-        }
+        note(node, name, words)?;
     }
     Ok(())
 }

@@ -178,6 +178,30 @@ fn replays_on_other_threads_come_before_a_pause_or_are_refused() {
     assert_eq!(words(&block), all(7));
 }
 
+#[test]
+fn an_exec_that_reads_a_pool_of_others_is_refused_while_that_is_paused_and_keeps_nothing_of_it() {
+    let (_sim, device) = sim();
+    let (weights, own) = (Pool::new(&device), Pool::new(&device));
+    let stream = Stream::new(&device).unwrap();
+    let (read, written) = (filled(&weights, &stream), filled(&own, &stream));
+    let template = Template::new(&device).unwrap();
+    let copy = Work::memcpy(&written, &read).unwrap();
+    template.add(&copy, &[]).unwrap();
+    assert!(template.names_memory_of(&weights).unwrap());
+    assert!(template.names_memory_of(&own).unwrap());
+    assert!(!template.names_memory_of(&Pool::new(&device)).unwrap());
+    let other = Template::new(&device).unwrap();
+    other.retain(weights.required());
+    let exec = other.instantiate(InstantiateFlags::default()).unwrap();
+    weights.pause(Keep::Discard).unwrap();
+    assert!(matches!(exec.replay(&stream), Err(Error::Paused { .. })));
+    weights.resume().unwrap();
+    exec.replay(&stream).unwrap();
+    stream.synchronize().unwrap();
+    drop((template, copy, read));
+    assert!(weights.trim().unwrap() > 0);
+}
+
 /// Return a block with the next random words: the first one of a pool holds `random(1)`.
 fn filled(pool: &Pool, stream: &Stream) -> Memory {
     let block = pool.allocate(stream, support::BYTES).unwrap();

@@ -137,6 +137,10 @@ class Recording:
         template = self._finish_capture()
         footprint = self._meter.finish(_no_workspaces, self._handle.mem_pool.recorded)
         template.retain_pool(self._handle.mem_pool._core)
+        for other in self._simulator.pools.known.values():
+            is_own = other is self._handle.mem_pool or other._is_of_capture
+            if not is_own and any(map(other.covers, self.recorder.read)):
+                template.require_pool(other._core)
         results = None
         if self.results:
             results, self.results = Results(self.results), ()
@@ -218,6 +222,11 @@ class Recorder(_torch.Bystander):
         self.over = False
         self._generators = generators
         self._outside: list[OutsideTensor] = []
+
+    @property
+    def read(self) -> list[int]:
+        """The addresses of memory from outside that the capture has read."""
+        return [one.storage.address for one in self._outside]
 
     def check(self) -> Callable[[], None]:
         """Return a function that raises if a tensor from outside that the capture read is gone."""

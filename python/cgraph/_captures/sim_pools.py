@@ -108,6 +108,10 @@ class SimMemPool(MemPool):
                 tensor.stride(),
             )
 
+    def covers(self, address: int) -> bool:
+        """Return whether an address of the host lies in a segment of the pool."""
+        return self._segment(address) is not None
+
     def has(self, tensor: torch.Tensor) -> bool:
         """Return whether a tensor lies in a segment."""
         memory = _torch.memory_of(tensor)
@@ -249,7 +253,9 @@ class Pools:
 
     def new_handle(self) -> SimHandle:
         """Return the token of a new pool."""
-        return _token(SimMemPool())
+        made = SimMemPool()
+        made._is_of_capture = True
+        return _token(made)
 
     def resolve(self, pool: Pool | None) -> SimHandle:
         """Return the token of a ``pool`` argument."""

@@ -171,6 +171,13 @@ impl Pool {
         Gated::retained(&self.shared.gate, Arc::new(Hold { shared }))
     }
 
+    /// Return what lets execs be replayed only while the pool is not paused, for [`crate::Template::retain`], and
+    /// keeps nothing alive: for graphs that read memory of others.
+    #[must_use]
+    pub fn required(&self) -> Retained {
+        Gated::retained(&self.shared.gate, Arc::new(()))
+    }
+
     /// Return the segments: where each starts and its bytes.
     #[must_use]
     pub fn segments(&self) -> Vec<Memory> {

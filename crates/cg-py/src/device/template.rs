@@ -105,6 +105,20 @@ impl Template {
         self.core.retain(Arc::new(object));
     }
 
+    /// Refuse replays while a pool is paused, if a node names memory of it.
+    fn require_pool_if_named(&self, py: Python<'_>, pool: &Pool) -> PyResult<()> {
+        let names = detached(py, || self.core.names_memory_of(&pool.core))?;
+        if names {
+            self.require_pool(pool);
+        }
+        Ok(())
+    }
+
+    /// Refuse replays while a pool is paused. Its segments may go.
+    fn require_pool(&self, pool: &Pool) {
+        self.core.retain(pool.core.required());
+    }
+
     /// Keep a pool's segments alive as long as the template and its execs.
     fn retain_pool(&self, pool: &Pool) {
         self.core.retain(pool.core.retained());
