@@ -139,9 +139,10 @@ class MemPool:
         """Give all memory back to the device and keep the addresses; all graphs stay valid.
 
         This waits for all work of the device. Until :meth:`resume`, captures into the pool and
-        replays of its graphs raise :class:`~cgraph.errors.StateError`. Nothing protects other work
-        on tensors in the pool: on a GPU it fails with an illegal address, which ends all work of
-        the process there. torch's own graphs in the pool are such work.
+        replays of its graphs raise :class:`~cgraph.errors.StateError`, and so do replays of graphs
+        in other pools that read its memory, as weights. Nothing protects other work on tensors in
+        the pool: on a GPU it fails with an illegal address, which ends all work of the process
+        there. torch's own graphs in the pool are such work.
 
         Args:
             keep: The fate of the contents: ``"discard"`` loses them, ``"host"`` keeps them in
@@ -172,7 +173,8 @@ class MemPool:
         Host memory that is kept for the next pause goes, too, and does not count.
 
         On CUDA these are segments that torch has released and that had to wait, for example for a
-        capture. This waits for the device.
+        capture. What torch keeps for the pool's next capture stays until the pool is gone. This
+        waits for the device.
         """
         return self._core.trim()
 

@@ -174,16 +174,13 @@ fn a_function_is_recorded_in_one_place_at_most_256_times_whatever_differs() {
             inputs: &inputs,
             step: step(i64::try_from(number).expect("small")),
         };
-        let node = match tree.decide(&call(first), &mut held) {
-            Answer::Run(node) => {
-                tree.entered(node);
-                node
-            }
-            _ => {
-                tree.forget_ended();
-                let open = tree.open(&call(first), &held);
-                tree.close(open, (1..=300).collect(), &held)
-            }
+        let node = if let Answer::Run(node) = tree.decide(&call(first), &mut held) {
+            tree.entered(node);
+            node
+        } else {
+            tree.forget_ended();
+            let open = tree.open(&call(first), &held);
+            tree.close(open, (1..=300).collect(), &held)
         };
         tree.forget_ended();
         // One more is in use in each step: what is recorded for fewer does not fit.
