@@ -249,8 +249,8 @@ class Template:
         """Remove all nodes."""
     def retain(self, object: object) -> None:
         """Keep an object alive as long as the template, its execs and their replays in flight."""
-    def require_pool_if_named(self, pool: Pool) -> None:
-        """Refuse replays while a pool is paused, if a node names memory of it."""
+    def require_named(self, pools: Sequence[Pool]) -> None:
+        """Refuse replays while one of these pools is paused, if a node names memory of that."""
     def require_pool(self, pool: Pool) -> None:
         """Refuse replays while a pool is paused. Its segments may go."""
     def retain_pool(self, pool: Pool) -> None:
@@ -798,13 +798,18 @@ class NewNode:
     @property
     def moved(self) -> list[tuple[int, int, int]]:
         """The static inputs that were elsewhere in the last graph: place, address then and now."""
-    @property
-    def moving(self) -> list[int]:
-        """The places of static inputs that are copied, as they were elsewhere too often."""
     def own_path(self) -> None:
         """Note that the outputs of the path own their blocks from here on."""
-    def copy(self, places: Sequence[int]) -> None:
-        """Take static inputs for such that may be anywhere."""
+    def copy(self, places: Sequence[int], gone: Sequence[int]) -> list[int]:
+        """Take static inputs for such that may be anywhere: these, and those that always move.
+
+        Args:
+            places: The places.
+            gone: The places of those whose memory of the recording before is gone.
+
+        Returns:
+            The places of those that always move.
+        """
     def close(self, node: TreeNode, addresses: Sequence[int]) -> None:
         """Add the node, as the end of the path, with the addresses of its memory."""
 

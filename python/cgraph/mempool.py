@@ -63,8 +63,6 @@ class MemPool:
     """
 
     _core: _core.Pool
-    _is_of_capture = False
-    """True for the pool of a token or a capture, which nobody has asked for."""
     _timeline: Timeline | None = None
     """The record that :func:`cgraph.record_memory` has made of captures into it."""
 

@@ -346,3 +346,21 @@ def test_a_replay_that_reads_memory_of_a_paused_pool_is_refused_until_that_goes_
     del made, weight
     lab.sync()
     assert weights.stats()["in_use"] == 0 or lab.device == "cuda"
+
+
+def test_a_replay_that_reads_what_a_paused_graph_has_computed_is_refused(lab: Lab) -> None:
+    x, first, second = fresh(lab, 8), cgraph.CUDAGraph(), cgraph.CUDAGraph()
+    with cgraph.graph(first):
+        y = x * 2
+    first.replay()
+    with cgraph.graph(second):
+        z = y + 1
+    lab.sync()
+    pool = MemPool.of(first)
+    pool.pause("host")
+    with pytest.raises(cgraph.errors.StateError, match=r"paused.*resume"):
+        second.replay()
+    pool.resume()
+    second.replay()
+    lab.sync()
+    assert torch.equal(z, x * 2 + 1)

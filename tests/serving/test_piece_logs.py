@@ -225,6 +225,17 @@ def test_row_2_21_branches_of_torch_cond_belong_to_what_a_piece_computes() -> No
     assert form != of(torch.sin, torch.tan)
 
 
+def test_the_key_has_the_constants_of_graphs_inside_of_the_graph() -> None:
+    def of(scale: float) -> torch.fx.GraphModule:
+        def inner(x: Tensor) -> Tensor:
+            return x.sin() * scale
+
+        return graph_of(lambda x: torch.cond(x.sum() > 0, inner, torch.cos, (x,)), torch.ones(4))
+
+    config = PiecewiseConfig()
+    assert key_of(config, of(2.0)) == key_of(config, of(2.0)) != key_of(config, of(3.0))
+
+
 def test_row_2_37_all_sizes_read_their_input_where_that_of_the_largest_is(lab: Lab) -> None:
     addresses: list[int] = []
 

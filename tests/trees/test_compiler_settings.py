@@ -75,6 +75,8 @@ def test_rows_1_7_and_1_43_parts_are_made_unless_a_user_says_otherwise(
         with inductor_config.patch(graph_partition=wants):
             assert _wants_parts({}) is wants
             assert not _wants_parts({"cpp_wrapper": True})
+        # What a patch leaves behind is no choice of a user's.
+        assert _wants_parts({})
     monkeypatch.setenv("TORCHINDUCTOR_GRAPH_PARTITION", "0")
     # torch reads it when it is loaded.
     assert _wants_parts({}) is bool(inductor_config.graph_partition)

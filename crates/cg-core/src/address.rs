@@ -56,16 +56,30 @@ impl Template {
         Ok(found)
     }
 
-    /// Return whether a kernel, memcpy or memset names memory of a pool, as [`Self::addresses`] finds it.
+    /// Return for each pool whether a kernel, memcpy or memset names an address of it, as [`Self::addresses`]
+    /// finds them.
     #[doc(alias = "cuGraphKernelNodeGetParams")]
-    pub fn names_memory_of(&self, pool: &Pool) -> Result<bool> {
-        let mut names = false;
+    pub fn named_pools(&self, pools: &[&Pool]) -> Result<Vec<bool>> {
+        let mut named = vec![false; pools.len()];
+        let mut ranges: Vec<(u64, u64, usize)> = (0..)
+            .zip(pools)
+            .flat_map(|(number, pool)| {
+                let of_pool = pool.ranges().into_iter();
+                of_pool.map(move |(start, bytes)| (start.0, start.0 + bytes, number))
+            })
+            .collect();
+        ranges.sort_unstable();
         let mut note = |_, _, words: Vec<u64>| {
-            names = names || words.iter().any(|word| pool.covers(Address(*word)));
+            for word in words {
+                let behind = ranges.partition_point(|(start, ..)| *start <= word);
+                if let Some((_, end, number)) = behind.checked_sub(1).map(|place| ranges[place]) {
+                    named[number] |= word < end;
+                }
+            }
             Ok(())
         };
         self.with(|graph, _, _| visit(graph, &mut note))?;
-        Ok(names)
+        Ok(named)
     }
 }
 

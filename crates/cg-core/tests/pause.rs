@@ -187,9 +187,9 @@ fn an_exec_that_reads_a_pool_of_others_is_refused_while_that_is_paused_and_keeps
     let template = Template::new(&device).unwrap();
     let copy = Work::memcpy(&written, &read).unwrap();
     template.add(&copy, &[]).unwrap();
-    assert!(template.names_memory_of(&weights).unwrap());
-    assert!(template.names_memory_of(&own).unwrap());
-    assert!(!template.names_memory_of(&Pool::new(&device)).unwrap());
+    let unused = Pool::new(&device);
+    let named = template.named_pools(&[&unused, &weights, &own]).unwrap();
+    assert_eq!(named, [false, true, true]);
     let other = Template::new(&device).unwrap();
     other.retain(weights.required());
     let exec = other.instantiate(InstantiateFlags::default()).unwrap();

@@ -183,9 +183,7 @@ def new_handle() -> PoolHandle:
     """Return the token of a new pool: one of cgraph's, wherever torch can have them."""
     if _torch.takes_allocators():
         try:
-            made = CudaMemPool(range_bytes=_RANGE_OF_A_CAPTURE)
-            made._is_of_capture = True
-            return _handle_of(made)
+            return _handle_of(CudaMemPool(range_bytes=_RANGE_OF_A_CAPTURE))
         except StateError as error:
             warnings.warn(
                 f"the capture uses a pool of torch's own, which cannot be paused: {error}",

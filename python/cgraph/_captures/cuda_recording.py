@@ -321,10 +321,10 @@ class Recording:
                 # From here on a replay while it is paused is refused.
                 template.retain_pool(mem_pool._core)
         retained = {tuple(self._handle), *(tuple(lease.handle) for lease in self._leases)}
-        for other in cuda_pools.all_known():
-            if not other._is_of_capture and tuple(other.id) not in retained:
-                # As that of weights: the graph reads what lies there.
-                template.require_pool_if_named(other._core)
+        others = [one._core for one in cuda_pools.all_known() if tuple(one.id) not in retained]
+        if others:
+            # As that of weights: the graph reads what lies there.
+            template.require_named(others)
         # The trials here are not the user's work, whose modes must not see them.
         with _torch.without_modes():
             drawn = self._drawn()

@@ -138,7 +138,7 @@ class Recording:
         footprint = self._meter.finish(_no_workspaces, self._handle.mem_pool.recorded)
         template.retain_pool(self._handle.mem_pool._core)
         for other in self._simulator.pools.known.values():
-            is_own = other is self._handle.mem_pool or other._is_of_capture
+            is_own = other is self._handle.mem_pool
             if not is_own and any(map(other.covers, self.recorder.read)):
                 template.require_pool(other._core)
         results = None

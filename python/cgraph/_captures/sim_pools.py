@@ -253,9 +253,7 @@ class Pools:
 
     def new_handle(self) -> SimHandle:
         """Return the token of a new pool."""
-        made = SimMemPool()
-        made._is_of_capture = True
-        return _token(made)
+        return _token(SimMemPool())
 
     def resolve(self, pool: Pool | None) -> SimHandle:
         """Return the token of a ``pool`` argument."""

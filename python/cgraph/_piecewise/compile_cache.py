@@ -173,7 +173,7 @@ def key_of(config: PiecewiseConfig, graph: torch.fx.GraphModule) -> str:
         (config.splitting_ops, config.merge_splits, _named(config.inductor_options)),
         (torch.__version__, _core.version(), _torch.device_names()),
         _torch.compiler_state(),
-        graph.code,
+        *_torch.codes_of(graph),
     ]
     parts += map(_torch.form_of_input, _torch.example_inputs(graph.graph))
     files = sorted(_torch.traced_files(graph))

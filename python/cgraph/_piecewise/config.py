@@ -38,8 +38,8 @@ class PiecewiseConfig:
         cache: Keep compiled pieces on disk, for the next start.
         cache_dir: The folder of these caches, in place of ``CGRAPH_CACHE_DIR`` and
             ``~/.cache/cgraph``.
-        dump: A folder for ``computation_graph.py``, the code of the split graph; by default that of
-            the cache, if there is one.
+        dump: A folder for ``traced_graph.py`` and ``computation_graph.py``, the code of the graph
+            before and after the split; by default that of the cache, if there is one.
 
     Raises:
         ArgumentError: A value is not what was expected, or contradicts another one.
@@ -75,7 +75,7 @@ class PiecewiseConfig:
         _choose("outputs", self.outputs, "fresh", "static")
         set_(self, "inductor_options", _options(self.inductor_options))
         for name, value in self.inductor_options if self.cache else ():
-            if callable(value) and getattr(value, "uuid", lambda: None)() is None:
+            if callable(value) and _uuid_of(value) is None:
                 raise ArgumentError(
                     f"{name} is {value!r:.80}, expected a pass with a uuid() that tells what it"
                     " does, as a torch._inductor.custom_graph_pass.CustomGraphPass has: compiled"
@@ -110,6 +110,12 @@ class PiecewiseConfig:
                 hint = f": {near} is the nearest" if near else f": {', '.join(names)}"
                 raise ArgumentError(f"no field of PiecewiseConfig is called {name!r:.80}{hint}")
         return cls(**given)
+
+
+def _uuid_of(value: Any) -> Any:
+    """Return the identifier of a pass; None if it has none."""
+    uuid: Any = getattr(value, "uuid", None)
+    return uuid() if callable(uuid) and not isinstance(value, type) else None
 
 
 def _sizes(name: str, given: Any) -> tuple[int, ...]:

@@ -356,6 +356,7 @@ class Places:
         if id(kind) in self._known or not kind.__flags__ & _CAN_CHANGE:
             return
         self._known[id(kind)] = kind
+        self._class(type(kind))
         of_library = self._own_names
         if issubclass(kind, torch.nn.Module):
             of_library = of_library | {"forward"}
@@ -425,7 +426,6 @@ class Places:
             self._environment()
         elif isinstance(value, type):
             self._class(value)
-            self._class(type(value))
         elif name == "self" and not has_no_parts(value):
             self._look(-1, ("root", value), name, value)
 

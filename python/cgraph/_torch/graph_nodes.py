@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 __all__ = [
+    "codes_of",
     "example_inputs",
     "example_of",
     "form_of_graph",
@@ -154,8 +155,19 @@ class _Number(int):
 
 def traced_files(graph_module: torch.fx.GraphModule) -> set[str]:
     """Return the source files that Dynamo's nodes come from."""
-    traces = (str(node.meta.get("stack_trace") or "") for node in graph_module.graph.nodes)
+    nodes = (node for one in _graphs_in(graph_module) for node in one.graph.nodes)
+    traces = (str(node.meta.get("stack_trace") or "") for node in nodes)
     return {path for trace in traces for path in _FILES.findall(trace)}
+
+
+def codes_of(graph_module: torch.fx.GraphModule) -> list[str]:
+    """Return the code of a graph, and that of each graph inside of it."""
+    return [one.code for one in _graphs_in(graph_module)]
+
+
+def _graphs_in(graph_module: torch.fx.GraphModule) -> list[torch.fx.GraphModule]:
+    modules = graph_module.modules()
+    return [one for one in modules if isinstance(one, torch.fx.GraphModule)]
 
 
 _FILES = re.compile(r'File "([^"]+)", line \d+')

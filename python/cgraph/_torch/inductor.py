@@ -75,8 +75,9 @@ def _wants_parts(options: Mapping[str, Any]) -> bool:
     if options.get("cpp_wrapper", config.cpp_wrapper):
         return False
     entry = getattr(config, "_config", {}).get("graph_partition")
-    is_set = getattr(entry, "user_override", None) in (True, False)
-    by_user = is_set or "TORCHINDUCTOR_GRAPH_PARTITION" in os.environ
+    # A value that was patched for a while is set to the default then, as if a user had done it.
+    is_other = config.graph_partition != getattr(entry, "default", None)
+    by_user = is_other or "TORCHINDUCTOR_GRAPH_PARTITION" in os.environ
     return bool(config.graph_partition) if by_user else True
 
 

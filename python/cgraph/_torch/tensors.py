@@ -270,6 +270,12 @@ class WeakStorage:
         storage = torch.UntypedStorage._new_with_weak_ptr(self.pointer)
         return storage
 
+    @property
+    def is_gone(self) -> bool:
+        """True if nothing of it lies where it lay."""
+        storage = self.get()
+        return storage is None or storage.data_ptr() != self.address
+
     def __del__(self) -> None:
         if self.pointer:
             torch.UntypedStorage._free_weak_ref(self.pointer)

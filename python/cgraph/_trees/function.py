@@ -64,6 +64,7 @@ class Function(_core.TreeFunction):
         run: The function as it was written.
         message: The error of who accesses an output that a call of it has overwritten.
         keeps: It keeps tensors that it makes and does not return.
+        statics: The storages of the inputs that stayed in place in the last recording, by place.
     """
 
     tree: _core.Tree
@@ -71,6 +72,7 @@ class Function(_core.TreeFunction):
     run: Model
     message: str
     keeps: bool
+    statics: dict[int, _torch.WeakStorage]
 
     def __new__(
         cls,
@@ -92,7 +94,8 @@ class Function(_core.TreeFunction):
         message = _OVERWRITTEN.format(name=description.name)
         function = super().__new__(cls, tree, number, model, inputs, message, elsewhere)
         function.tree, function.description = tree, description
-        function.message, function.run, function.keeps = message, model, False
+        function.message, function.run = message, model
+        function.keeps, function.statics = False, {}
         return function
 
 

@@ -117,6 +117,7 @@ class GraphTree(_core.Tree):
             finally:
                 self._start_over()
                 self.functions.clear()
+                self.moving.clear()
                 self._driver.settle()
 
     def _start_over(self) -> None:
@@ -171,13 +172,15 @@ class GraphTree(_core.Tree):
             self._follow()
             if new.ended is not None:
                 self._end_for(function, inputs, new.ended)
-            moving = self._moving(function, inputs, new.statics)
+            storages = {place: _torch.WeakStorage(inputs[place]) for place in new.statics}
+            moving = self._moving(function, storages)
             if written := set(moving).intersection(function.description.mutated):
                 return self._run(function, inputs, "mutation", min(written))
             if function.keeps:
                 return self._run(function, inputs, "keeps", 0)
-            new.copy(moving)
-            self._note_moved(function, new)
+            gone = [place for place, one in function.statics.items() if one.is_gone]
+            function.statics = storages
+            self._note_moved(function, new, new.copy(moving, gone))
             try:
                 mine = Turn(self._driver)
             except CaptureError:
@@ -251,20 +254,20 @@ class GraphTree(_core.Tree):
             more = f": {self.rerecords[function.id][1]}"
         skip(said.name, Why(f"{why.reason}{more}", why.remedy), said.options)
 
-    def _note_moved(self, function: Function, new: _core.NewNode) -> None:
+    def _note_moved(self, function: Function, new: _core.NewNode, moving: list[int]) -> None:
         """Note which static inputs were elsewhere when the function was captured before."""
         said = function.description
-        if new.moved:
+        if moved := new.moved:
             text = "; ".join(
                 f"{said.input(place)} moved from {before:#x} to {now:#x}"
-                for place, before, now in new.moved
+                for place, before, now in moved
             )
             count, _ = self.rerecords.get(function.id, (0, ""))
             self.rerecords[function.id] = count + 1, text
             _log.info("%s is captured anew: %s", said.name, text)
-        if new.moving:
+        if moving:
             is_known = function.id in self.moving
-            self.moving[function.id] = ", ".join(map(said.input, new.moving))
+            self.moving[function.id] = ", ".join(map(said.input, moving))
             if not is_known:
                 text = _MOVING.format(name=said.name, inputs=self.moving[function.id])
                 warnings.warn(text, CgraphWarning, levels_to_user())
@@ -284,13 +287,12 @@ class GraphTree(_core.Tree):
         if self._last_stream is not None:
             self._last_stream.follow()
 
-    def _moving(self, function: Function, inputs: list[Any], statics: list[int]) -> list[int]:
+    def _moving(self, function: Function, storages: dict[int, _torch.WeakStorage]) -> list[int]:
         """Return the places of static inputs that do not stay in place.
 
         torch calls all tensors static that a forward pass has saved for a backward pass, but only
         those stay in place that were static in a forward pass.
         """
-        storages = {place: _torch.WeakStorage(inputs[place]) for place in statics}
         if function.description.mode != "backward":
             self._statics.update({one.pointer: one for one in storages.values()})
             return []

@@ -74,6 +74,9 @@ def _chosen(thread: int | None) -> Owner:
         for one in _owners:
             if one.thread not in living:
                 one.thread = thread
+                for tree in list(one.trees.values()):
+                    # Its backward passes will not come any more.
+                    tree.set_running_backward(None)
                 return one
         _owners.append(Owner())
         return _owners[-1]
@@ -110,6 +113,7 @@ def reset_all() -> None:
     for _, tree in all_trees():
         tree.reset()
     forget_skips()
+    follow_torch()
     steps.forget_marks()
     if _driver.number() in _with_trees:
         driver = _driver.current()

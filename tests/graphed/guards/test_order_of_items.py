@@ -84,6 +84,41 @@ def test_an_attribute_of_a_metaclass_is_seen(lab: Lab, monkeypatch: pytest.Monke
             assert torch.equal(fast(x), x * scale)
 
 
+class ByClass(metaclass=OfClasses):
+    """An object that reads an attribute of its class's class."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x * type(self).scale
+
+
+def test_an_attribute_of_the_class_of_an_objects_class_is_seen(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = ByClass()
+    fast = cgraph.graphed(lambda x: one(x))
+    for scale in (2.0, 3.0, 2.0):
+        monkeypatch.setattr(OfClasses, "scale", scale)
+        for _ in range(4):
+            x = fresh(lab, 4)
+            assert torch.equal(fast(x), x * scale)
+
+
+@pytest.mark.parametrize("key", [(1, "a"), 1.5, b"a", None, "a"])
+def test_a_dictionary_that_is_made_anew_with_equal_keys_is_the_same(lab: Lab, key: Any) -> None:
+    def made() -> dict[Any, float]:
+        again = tuple(key) if isinstance(key, tuple) else key
+        return {again: 1.0, ("b", 2): 5.0}
+
+    box = SimpleNamespace(items=made())
+    fast = cgraph.graphed(lambda x: folded(x, box.items))
+    for _ in range(6):
+        box.items = made()
+        x = fresh(lab, 4)
+        assert torch.equal(fast(x), folded(x, box.items))
+    [one] = fast.report().keys
+    assert one.state == "captured"
+
+
 def test_layouts_whose_words_once_made_one_number_are_told_apart(lab: Lab) -> None:
     multiplier, mask = 0x9E3779B97F4A7C15, (1 << 64) - 1
 

@@ -16,7 +16,7 @@ use node::Node;
 pub use node::{Input, NodeId, OutputId};
 use path::{Path, PathState};
 pub use recording::Open;
-use recording::{Moves, Occurrence};
+use recording::{Moves, Recordings};
 
 /// A path that is over: its outputs are nobody's from here on.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -55,8 +55,7 @@ struct Known {
     put_off: u32,
     /// Its inputs that were said to be static and are not.
     moving: Vec<u32>,
-    /// Its first call in a step, its second one, and so on.
-    occurrences: Vec<Occurrence>,
+    recordings: Recordings,
 }
 
 impl Tree {
@@ -71,7 +70,7 @@ impl Tree {
             has_run: false,
             put_off: 0,
             moving: Vec::new(),
-            occurrences: Vec::new(),
+            recordings: Recordings::default(),
         });
         FunctionId(id)
     }
@@ -122,7 +121,11 @@ impl Tree {
 
     /// Drop all nodes; functions stay. The path has been ended.
     pub fn clear(&mut self) {
-        let functions = std::mem::take(&mut self.functions);
+        let mut functions = std::mem::take(&mut self.functions);
+        for known in &mut functions {
+            known.function.statics.append(&mut known.moving);
+            known.recordings = Recordings::default();
+        }
         *self = Self {
             functions,
             ..Self::default()
@@ -194,11 +197,7 @@ impl Tree {
         if let Some(moves) = self.moves_mut(parent).get_mut(&function) {
             moves.replayed();
         }
-        let occurrence = self.node(id).repeats as usize - 1;
-        let known = &mut self.functions[function.0 as usize];
-        if let Some(occurrence) = known.occurrences.get_mut(occurrence) {
-            occurrence.moves.replayed();
-        }
+        self.functions[function.0 as usize].recordings.replayed();
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::node::Node;
 use super::path::{Path, PathState};
-use super::{Call, FunctionId, Holders, Known, NodeId, OutputId, Reason, Tree, is_static};
+use super::{Call, FunctionId, Holders, NodeId, OutputId, Reason, Tree, is_static};
 
 /// A function that is being recorded.
 #[derive(Debug)]
@@ -13,6 +13,8 @@ pub struct Open {
     parent: Option<NodeId>,
     managed: Vec<(u32, u64)>,
     statics: Vec<(u32, u64)>,
+    /// Static inputs in memory that it writes: these are never copied.
+    written: Vec<u32>,
     live: Vec<OutputId>,
 }
 
@@ -51,7 +53,7 @@ impl Tree {
     /// Begin a recording, which [`Self::decide`] has answered. The inputs are still held, and what it has
     /// ended is not taken yet.
     #[must_use]
-    pub fn open(&mut self, call: &Call<'_>, holders: &impl Holders) -> Open {
+    pub fn open(&self, call: &Call<'_>, holders: &impl Holders) -> Open {
         let held = self.held(self.path.as_ref(), holders);
         let ending = self.ending();
         let function = &self.functions[call.function.0 as usize].function;
@@ -63,12 +65,16 @@ impl Tree {
                 statics.push((place, input.address));
             }
         }
-        let parent = self.path.as_ref().map(Path::current);
-        let occurrence = self.repeats(parent, call.function) as usize;
-        self.functions[call.function.0 as usize].note_moves(occurrence, &mut statics);
+        let memory = |place: &u32| call.inputs.get(*place as usize).map(|input| input.memory);
+        let written: Vec<_> = function.mutated.iter().filter_map(memory).collect();
+        let places = statics.iter().map(|(place, _)| *place);
+        let written =
+            places.filter(|place| memory(place).is_some_and(|one| written.contains(&one)));
+        let written = written.collect();
         Open {
             function: call.function,
-            parent,
+            parent: self.path.as_ref().map(Path::current),
+            written,
             managed,
             statics,
             live: held.into_iter().map(|(output, _)| output).collect(),
@@ -136,12 +142,14 @@ impl Tree {
     }
 }
 
-/// Static inputs that were elsewhere in so many recordings in a row do not stay in place.
+/// A static input that was elsewhere in so many recordings in a row does not stay in place.
 const MOST_MOVES: u32 = 8;
-/// A function has so many nodes in one place: each call goes through them.
-const MOST_SIBLINGS: usize = 256;
 /// A recording that has served so many replays was worth it: those after it are counted from one again.
 const ENOUGH_REPLAYS: u32 = 8;
+/// A function has so many nodes in one place: each call goes through them.
+const MOST_SIBLINGS: usize = 256;
+/// With half as many, inputs that move are copied whatever the nodes have served.
+const MANY_SIBLINGS: usize = MOST_SIBLINGS / 2;
 
 /// Recordings of a function, one after another, each because its inputs were elsewhere.
 #[derive(Debug, Clone, Copy, Default)]
@@ -175,58 +183,75 @@ impl Moves {
     }
 }
 
-/// The calls of a function that are the n-th of it in their step, whatever comes before: a step goes through the
-/// layers of a model in the same order each time.
+/// The recordings of a function, wherever they stand.
 #[derive(Debug, Default)]
-pub(super) struct Occurrence {
-    /// The static inputs of the last recording.
-    statics: Vec<(u32, u64)>,
-    pub(super) moves: Moves,
+pub(super) struct Recordings {
+    /// The static inputs of the last one: where each was, and how often in a row it had left where it was before.
+    statics: HashMap<u32, (u64, u32)>,
+    /// The replays since then.
+    replays: u32,
 }
 
-impl Tree {
-    /// Note that a call behind a node is to be recorded; return why not if that was done too often.
-    pub(super) fn note_moves(&mut self, parent: Option<NodeId>, call: &Call<'_>) -> Option<Reason> {
-        let siblings = self.siblings(parent, call.function);
-        if siblings.len() >= MOST_SIBLINGS {
-            return Some(Reason::Variants);
-        }
-        let moves = !siblings.is_empty();
-        if moves && !siblings.iter().any(|id| self.node(*id).is_at(call.inputs)) {
-            let limit = self.functions[call.function.0 as usize].function.limit;
-            let place = self.moves_mut(parent).entry(call.function).or_default();
-            if !place.may_record(limit) {
-                return Some(Reason::Rerecords(place.recordings));
+impl Recordings {
+    /// Note a replay.
+    #[inline]
+    pub(super) fn replayed(&mut self) {
+        self.replays = self.replays.saturating_add(1);
+    }
+
+    /// Note the static inputs of a recording, of which these have left where they were; return those that are
+    /// elsewhere, and how often in a row they had left.
+    fn note(&mut self, statics: &[(u32, u64)], gone: &[u32]) -> Vec<(u32, u32)> {
+        let before = std::mem::take(&mut self.statics);
+        let was_worth_it = std::mem::take(&mut self.replays) >= ENOUGH_REPLAYS;
+        let mut elsewhere = Vec::new();
+        for (place, address) in statics {
+            let mut count = 0;
+            if let Some((then, times)) = before.get(place)
+                && then != address
+            {
+                count = if was_worth_it { 0 } else { *times };
+                count += u32::from(gone.contains(place));
+                elsewhere.push((*place, count));
             }
+            self.statics.insert(*place, (*address, count));
         }
-        None
+        elsewhere
     }
 }
 
-impl Known {
-    /// Take static inputs that are elsewhere in each recording for such that may be anywhere: they are copied from
-    /// here on. One that is written stays static, as its copy would be written.
-    fn note_moves(&mut self, occurrence: usize, statics: &mut Vec<(u32, u64)>) {
-        if self.occurrences.len() <= occurrence {
-            self.occurrences
-                .resize_with(occurrence + 1, Occurrence::default);
-        }
-        let occurrence = &mut self.occurrences[occurrence];
-        let before: HashMap<u32, u64> = occurrence.statics.drain(..).collect();
-        occurrence.statics.clone_from(statics);
-        let moved = statics.iter().filter(|(place, address)| {
-            let before = before.get(place);
-            before.is_some_and(|before| before != address)
+impl Tree {
+    /// Take static inputs of a recording that move each time for such that may be anywhere: they are copied from here
+    /// on. `gone` are those whose memory of the recording before is gone: where it is not, another layer has the
+    /// same code. Those in memory that the function writes stay static, as their copies would be written.
+    pub fn let_move(&mut self, open: &mut Open, gone: &[u32]) {
+        let many = self.siblings(open.parent, open.function).len() >= MANY_SIBLINGS;
+        let known = &mut self.functions[open.function.0 as usize];
+        let elsewhere = known.recordings.note(&open.statics, gone);
+        let often = elsewhere.into_iter().filter(|(place, count)| {
+            (many || *count >= MOST_MOVES) && !open.written.contains(place)
         });
-        let mut moved = moved.map(|(place, _)| *place).peekable();
-        if moved.peek().is_none() || occurrence.moves.may_record(Some(MOST_MOVES - 1)) {
-            return;
+        known.moving.extend(often.map(|(place, _)| place));
+        let moving = &known.moving;
+        known.function.statics.retain(|one| !moving.contains(one));
+        open.statics.retain(|(place, _)| !moving.contains(place));
+    }
+
+    /// Note that a call behind a node is to be recorded; return why not if that was done too often.
+    pub(super) fn note_moves(&mut self, parent: Option<NodeId>, call: &Call<'_>) -> Option<Reason> {
+        let siblings = self.siblings(parent, call.function);
+        let (count, is_full) = (siblings.len(), siblings.len() >= MOST_SIBLINGS);
+        if count == 0 {
+            return None;
         }
-        let mutated = &self.function.mutated;
-        self.moving
-            .extend(moved.filter(|place| !mutated.contains(place)));
-        let moving = &self.moving;
-        self.function.statics.retain(|one| !moving.contains(one));
-        statics.retain(|(place, _)| !moving.contains(place));
+        if siblings.iter().any(|id| self.node(*id).is_at(call.inputs)) {
+            return is_full.then_some(Reason::Variants);
+        }
+        let limit = self.functions[call.function.0 as usize].function.limit;
+        let place = self.moves_mut(parent).entry(call.function).or_default();
+        if is_full || !place.may_record(limit) {
+            return Some(Reason::Rerecords(place.recordings));
+        }
+        None
     }
 }

@@ -105,11 +105,16 @@ impl Template {
         self.core.retain(Arc::new(object));
     }
 
-    /// Refuse replays while a pool is paused, if a node names memory of it.
-    fn require_pool_if_named(&self, py: Python<'_>, pool: &Pool) -> PyResult<()> {
-        let names = detached(py, || self.core.names_memory_of(&pool.core))?;
-        if names {
-            self.require_pool(pool);
+    /// Refuse replays while one of these pools is paused, if a node names memory of that.
+    #[expect(
+        clippy::needless_pass_by_value,
+        reason = "pyo3 takes a vector out of any sequence"
+    )]
+    fn require_named(&self, py: Python<'_>, pools: Vec<Py<Pool>>) -> PyResult<()> {
+        let cores: Vec<&cg_core::Pool> = pools.iter().map(|pool| &pool.get().core).collect();
+        let named = detached(py, || self.core.named_pools(&cores))?;
+        for (pool, _) in pools.iter().zip(named).filter(|(_, is_named)| *is_named) {
+            self.require_pool(pool.get());
         }
         Ok(())
     }

@@ -11,6 +11,7 @@ use pyo3::{PyTraverseError, PyVisit};
 use super::class_versions::ClassVersions;
 use super::function_parts::FunctionParts;
 use super::guarded_tensor::GuardedTensor;
+use super::key;
 use super::object_access::{attributes_of, length_of, of_class};
 use super::plain_value::PlainValue;
 use crate::error::argument;
@@ -311,11 +312,8 @@ impl Keys {
         pairs.all(|(now, before)| {
             let before = before.bind(now.py());
             // Others may have a comparison of the user's.
-            let is_plain = |one: &Bound<'_, PyAny>| {
-                one.is_exact_instance_of::<PyString>() || one.is_exact_instance_of::<PyInt>()
-            };
-            let is_equal = || is_plain(now) && is_plain(before) && now.eq(before).unwrap_or(false);
-            now.is(before) || is_equal()
+            let may_compare = || key::is_plain(now) && key::is_plain(before);
+            now.is(before) || (may_compare() && now.eq(before).unwrap_or(false))
         })
     }
 }

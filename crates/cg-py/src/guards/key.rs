@@ -103,7 +103,7 @@ impl Key {
 }
 
 /// Return whether a key is of Python's own classes, as are its items.
-fn is_plain(key: &Bound<'_, PyAny>) -> bool {
+pub(super) fn is_plain(key: &Bound<'_, PyAny>) -> bool {
     if let Ok(tuple) = key.cast_exact::<PyTuple>() {
         return tuple.iter().all(|item| is_plain(&item));
     }

@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use pyo3::{PyTraverseError, PyVisit};
 
 use super::node::TreeNode;
-use super::{Nodes, Tree};
+use super::{Inner, Nodes, Tree};
 use crate::error::state;
 
 /// An output of a node: the node, its number among the node's pieces of memory, and where that begins.
@@ -37,12 +37,6 @@ pub(crate) struct NewNode {
     /// The path that this call has ended: its outputs that somebody holds, and whether they own their blocks.
     #[pyo3(get)]
     ended: Option<EndedPath>,
-    /// The static inputs that were elsewhere in the graph used last in this place: place, address there, address now.
-    #[pyo3(get)]
-    moved: Vec<(u32, u64, u64)>,
-    /// The places of inputs that were static before, and are copied now, as they were elsewhere too often.
-    #[pyo3(get)]
-    moving: Vec<u32>,
     /// Replays are to be able to copy results to new memory.
     #[pyo3(get)]
     is_fresh: bool,
@@ -65,15 +59,28 @@ impl NewNode {
         self.tree.get().with(py, |inner| inner.core.own_path());
     }
 
-    /// Take static inputs for such that may be anywhere.
+    /// The static inputs that were elsewhere in the graph used last in this place: place, address there, address now.
+    #[getter]
+    fn moved(&self, py: Python<'_>) -> Vec<(u32, u64, u64)> {
+        let with = |inner: &mut Inner| self.open().as_ref().map(|open| inner.core.moved(open));
+        self.tree.get().with(py, with).flatten().unwrap_or_default()
+    }
+
+    /// Take static inputs for such that may be anywhere: those at these places, and those that have moved too often;
+    /// the places of all that have. The memory of those in `gone` at the recording before is gone.
     #[expect(
         clippy::needless_pass_by_value,
         reason = "pyo3 takes a vector out of any sequence"
     )]
-    fn copy(&self, places: Vec<u32>) {
-        if let Some(open) = self.open().as_mut() {
+    fn copy(&self, py: Python<'_>, places: Vec<u32>, gone: Vec<u32>) -> Vec<u32> {
+        let with = |inner: &mut Inner| {
+            let mut open = self.open();
+            let open = open.as_mut()?;
             open.copy(&places);
-        }
+            inner.core.let_move(open, &gone);
+            Some(inner.core.moving(open.function()).to_vec())
+        };
+        self.tree.get().with(py, with).flatten().unwrap_or_default()
     }
 
     /// Add the node, as the end of the path; `addresses` are those of its pieces of memory.
@@ -115,8 +122,6 @@ impl NewNode {
             dead: held(&mut dead.copied()),
             owns: core.path_owns(),
             ended,
-            moved: core.moved(&open),
-            moving: core.moving(open.function()).to_vec(),
             is_fresh,
             tree,
             open: Mutex::new(Some(open)),
