@@ -30,14 +30,20 @@ class Owner:
 
     Attributes:
         trees: Its trees, by driver and device.
-        thread: The number of the thread.
+        of: The thread.
+        thread: Its number.
     """
 
     def __init__(self) -> None:
         # A tree lives as long as one of its functions.
         self.trees: weakref.WeakValueDictionary[tuple[int, int], GraphTree]
         self.trees = weakref.WeakValueDictionary()
-        self.thread = threading.current_thread().ident
+        self.take(threading.current_thread())
+
+    def take(self, thread: threading.Thread) -> None:
+        """Belong to a thread from here on."""
+        # Numbers of threads are used again.
+        self.of, self.thread = thread, thread.ident
 
 
 _owners: list[Owner] = []
@@ -58,22 +64,21 @@ def owner() -> Owner:
     found: Owner | None = _torch.in_thread(_NAME)
     if found is None:
         # It counts as living from here on, also if Python has not made it.
-        found = _chosen(threading.current_thread().ident)
+        found = _chosen(threading.current_thread())
         _torch.put_in_thread(_NAME, found)
     return found
 
 
-def _chosen(thread: int | None) -> Owner:
+def _chosen(thread: threading.Thread) -> Owner:
     """Return the owner of a thread: its own, that of a thread that has ended, or a new one."""
     with _choosing:
         # A backward pass forgets at its end what its thread was given.
         for one in _owners:
-            if one.thread == thread:
+            if one.of is thread:
                 return one
-        living = {one.ident for one in threading.enumerate()}
         for one in _owners:
-            if one.thread not in living:
-                one.thread = thread
+            if not one.of.is_alive():
+                one.take(thread)
                 for tree in list(one.trees.values()):
                     # Its backward passes will not come any more.
                     tree.set_running_backward(None)
