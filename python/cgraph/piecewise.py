@@ -67,7 +67,7 @@ def mark_size(tensor: torch.Tensor, dim: int = 0) -> torch.Tensor:
         The tensor. A view of it is not marked.
 
     Raises:
-        ArgumentError: The tensor has no such dimension.
+        ArgumentError: It is no tensor, or has no such dimension.
     """
     require_type("tensor", tensor, torch.Tensor, "a tensor, an input of the model")
     if type(dim) is not int or not -tensor.dim() <= dim < tensor.dim():

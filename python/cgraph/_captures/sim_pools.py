@@ -115,7 +115,7 @@ class SimMemPool(MemPool):
     def has(self, tensor: torch.Tensor) -> bool:
         """Return whether a tensor lies in a segment."""
         memory = _torch.memory_of(tensor)
-        return memory is not None and self._segment(memory.data_ptr()) is not None
+        return memory is not None and self.covers(memory.data_ptr())
 
     def sizes(self) -> PoolSizes:
         """Return its segments and blocks in numbers."""

@@ -36,10 +36,8 @@ __all__ = [
 
 def seconds_of_tracing() -> float | None:
     """Return how long Dynamo's compilation has taken so far, in a backend; None if unknown."""
-    utils: Any = sys.modules.get("torch._dynamo.utils")
-    if utils is None:
-        return None
-    context = utils.get_metrics_context()
+    current = getattr(sys.modules.get("torch._dynamo.utils"), "get_metrics_context", None)
+    context: Any = None if current is None else current()
     began = getattr(context, "_start_time_ns", 0)
     return (time.time_ns() - began) / 1e9 if began and context.in_progress() else None
 

@@ -32,6 +32,7 @@ const MOST_REPEATS: u32 = 256;
 /// A function is put off so often: where nothing says that steps begin, the first run of another one never gets
 /// old.
 const MOST_PUT_OFF: u32 = 8;
+
 /// The graphs of a pool, and the path that calls have taken since their step began.
 #[derive(Debug, Default)]
 pub struct Tree {

@@ -1,7 +1,5 @@
 //! `StepSource`: which step a call belongs to.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
 use cg_core::tree::Step;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyString, PyTuple};
@@ -9,15 +7,14 @@ use pyo3::{PyTraverseError, PyVisit};
 
 use crate::raw::Attached;
 
-/// Counters of steps, each an attribute of an object: those of marks, and those that count by themselves.
+/// Counters of steps, each an attribute of an object with the count that is forgotten: those of marks, and those
+/// that count by themselves.
 ///
 /// Once somebody has marked a step, only marks count.
 #[pyclass(frozen, name = "StepSource", module = "cgraph._core")]
 pub(crate) struct StepSource {
     marks: Attached<Py<PyList>>,
     counts: Attached<Py<PyList>>,
-    /// The marks that are forgotten, of each attribute.
-    forgotten: Mutex<Vec<i64>>,
 }
 
 #[pymethods]
@@ -28,7 +25,6 @@ impl StepSource {
         Self {
             marks: empty(),
             counts: empty(),
-            forgotten: Mutex::default(),
         }
     }
 
@@ -42,13 +38,16 @@ impl StepSource {
         let py = object.py();
         let list = if is_mark { &self.marks } else { &self.counts };
         let list = list.get(py).into_bound(py);
-        list.append((object, name))
+        list.append((object, name, 0))
     }
 
     /// Let steps count by themselves again, until the next mark.
     fn forget_marks(&self, py: Python<'_>) -> PyResult<()> {
         let marks = self.marks.get(py).into_bound(py);
-        *self.forgotten() = values(&marks).collect::<PyResult<_>>()?;
+        for (place, one) in marks.iter().enumerate() {
+            let counter = Counter::of(&one)?;
+            counter.forget(&marks, place, counter.count()?)?;
+        }
         Ok(())
     }
 
@@ -64,45 +63,57 @@ impl StepSource {
     #[inline]
     pub(super) fn step(&self, py: Python<'_>) -> PyResult<Step> {
         let list = self.marks.get(py).into_bound(py);
-        let mut forgotten = self.forgotten();
         let (mut marks, mut is_marked) = (0, false);
-        for (place, value) in values(&list).enumerate() {
-            let value = value?;
-            if let Some(before) = forgotten.get_mut(place) {
-                if value < *before {
-                    // torch has begun to count anew.
-                    *before = 0;
-                }
-                is_marked |= value != *before;
+        for (place, one) in list.iter().enumerate() {
+            let counter = Counter::of(&one)?;
+            let (count, forgotten) = (counter.count()?, counter.forgotten()?);
+            if count < forgotten {
+                // torch has begun to count anew.
+                counter.forget(&list, place, 0)?;
+                is_marked |= count != 0;
             } else {
-                is_marked |= value != 0;
+                is_marked |= count != forgotten;
             }
-            marks += value;
+            marks += count;
         }
-        let number = if is_marked {
-            -marks
-        } else {
-            let counts = self.counts.get(py).into_bound(py);
-            values(&counts).sum::<PyResult<i64>>()?
-        };
+        if is_marked {
+            return Ok(Step {
+                number: -marks,
+                is_marked,
+            });
+        }
+        let counts = self.counts.get(py).into_bound(py);
+        let counts = counts.iter().map(|one| Counter::of(&one)?.count());
+        let number = counts.sum::<PyResult<i64>>()?;
         Ok(Step { number, is_marked })
-    }
-
-    fn forgotten(&self) -> MutexGuard<'_, Vec<i64>> {
-        self.forgotten
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Return how far each attribute has counted; torch counts its marks down.
-fn values(attributes: &Bound<'_, PyList>) -> impl Iterator<Item = PyResult<i64>> {
-    attributes.iter().map(|one| {
-        let one = one.cast::<PyTuple>()?;
-        let name = one.get_borrowed_item(1)?;
-        let value = one
+/// An attribute that counts, its object and what is forgotten of the count.
+struct Counter<'a, 'py>(&'a Bound<'py, PyTuple>);
+
+impl<'a, 'py> Counter<'a, 'py> {
+    fn of(one: &'a Bound<'py, PyAny>) -> PyResult<Self> {
+        Ok(Self(one.cast()?))
+    }
+
+    /// How far it has counted; torch counts its marks down.
+    fn count(&self) -> PyResult<i64> {
+        let name = self.0.get_borrowed_item(1)?;
+        let value = self
+            .0
             .get_borrowed_item(0)?
             .getattr(name.cast::<PyString>()?)?;
         Ok(value.extract::<i64>()?.abs())
-    })
+    }
+
+    fn forgotten(&self) -> PyResult<i64> {
+        self.0.get_borrowed_item(2)?.extract()
+    }
+
+    /// Put a counter in its place that forgets so much.
+    fn forget(&self, list: &Bound<'_, PyList>, place: usize, forgotten: i64) -> PyResult<()> {
+        let (object, name) = (self.0.get_item(0)?, self.0.get_item(1)?);
+        list.set_item(place, (object, name, forgotten))
+    }
 }
