@@ -57,6 +57,7 @@ __all__ = [
     "aot",
     "capture_scope",
     "dry_run",
+    "dry_run_shared",
     "eager_break",
     "errors",
     "explain",
@@ -91,6 +92,7 @@ _ON_FIRST_USE = {
     "GraphLadder": "cgraph.graph_ladder",
     "SegmentedGraph": "cgraph.segments",
     "dry_run": "cgraph.dryrun",
+    "dry_run_shared": "cgraph.dryrun",
     "eager_break": "cgraph.breaks",
     "explain": "cgraph.explanation",
     "graphed": "cgraph.functions",
@@ -102,7 +104,7 @@ _ON_FIRST_USE = {
 if _TYPE_CHECKING:
     from cgraph import aot, piecewise, trees
     from cgraph.breaks import eager_break
-    from cgraph.dryrun import dry_run
+    from cgraph.dryrun import dry_run, dry_run_shared
     from cgraph.explanation import explain
     from cgraph.functions import graphed, report
     from cgraph.graph_ladder import GraphLadder

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from os import PathLike
@@ -33,7 +33,7 @@ from cgraph.errors import ArgumentError, CaptureError
 from cgraph.graphs import graph
 from cgraph.ledger import GraphMemory
 
-__all__ = ["DryRun", "dry_run"]
+__all__ = ["DryRun", "dry_run", "dry_run_shared"]
 
 
 @dataclass(frozen=True)
@@ -111,6 +111,43 @@ def dry_run(function: Callable[..., object], *args: Any, warmup: int = 1, **kwar
             torch's compiler does, and torch is too old to let others look at it (2.8).
     """
     require_type("function", function, Callable, "something that can be called")
+    [found] = _run_all([functools.partial(function, *args, **kwargs)], warmup)
+    return found
+
+
+def dry_run_shared(
+    functions: Iterable[Callable[[], object]], *, warmup: int = 1
+) -> tuple[DryRun, ...]:
+    """As :func:`dry_run`, for graphs that share a pool: those of a ladder, the largest first.
+
+    The functions are captured one after another. A later graph takes the memory of earlier results,
+    as in a :class:`cgraph.GraphLadder`, so its own numbers are what it adds.
+
+    Args:
+        functions: The functions to capture, in the order of the captures to come.
+        warmup: Number of calls before each capture.
+
+    Returns:
+        Bytes and seconds of each; all graphs take ``sum(one.device for one in found)``.
+
+    Raises:
+        ArgumentError: ``warmup`` is not a count, or a function cannot be called.
+        CaptureError: A capture is open, or a function cannot be captured.
+
+    >>> import torch, cgraph
+    >>> with cgraph.sim.use():
+    ...     x = torch.ones(1024, 1024)
+    ...     steps = [lambda n=n: (x[:n] * 2).sum() for n in (1024, 512, 256)]
+    ...     print([one.memory.reserved >> 20 for one in cgraph.dry_run_shared(steps)])
+    [6, 0, 0]
+    """
+    steps = list(functions)
+    for number, step in enumerate(steps):
+        require_type(f"functions[{number}]", step, Callable, "something that can be called")
+    return _run_all([functools.partial(step) for step in steps], warmup)
+
+
+def _run_all(functions: Sequence[functools.partial[object]], warmup: int) -> tuple[DryRun, ...]:
     if not isinstance(warmup, int) or isinstance(warmup, bool) or warmup < 0:
         raise ArgumentError(f"warmup is {warmup!r}, expected a number of calls, at least 0")
     driver = _driver.current()
@@ -118,15 +155,23 @@ def dry_run(function: Callable[..., object], *args: Any, warmup: int = 1, **kwar
         raise CaptureError("dry_run() inside a capture: end the capture first")
     try:
         # Graphed functions are part of the capture: their replays could not be undone.
-        with busy():
-            return _run(driver, functools.partial(function, *args, **kwargs), warmup)
+        with busy(), ExitStack() as graphs:
+            pool = driver.pool_handle()
+            return tuple(_run(driver, one, warmup, pool, graphs) for one in functions)
     finally:
         # Only here all resources of the run are gone.
         driver.empty_cache()
 
 
-def _run(driver: _driver.Driver, function: functools.partial[object], warmup: int) -> DryRun:
+def _run(
+    driver: _driver.Driver,
+    function: functools.partial[object],
+    warmup: int,
+    pool: _driver.Handle,
+    graphs: ExitStack,
+) -> DryRun:
     captured = CUDAGraph(keep_graph=True)
+    graphs.callback(captured.reset)
     given = [("args", function.args), ("kwargs", function.keywords)]
     found = named_by(function.func, given)
     rollback = Rollback(leaves=found.leaves, is_capturing=driver.is_capturing)
@@ -135,7 +180,6 @@ def _run(driver: _driver.Driver, function: functools.partial[object], warmup: in
     with ExitStack() as last:
         last.callback(rollback.undo)
         last.enter_context(_optimizers_kept())
-        last.callback(captured.reset)
         with rollback, record_memory():
             warm = time.perf_counter()
             with driver.stream(driver.new_stream()):
@@ -152,7 +196,7 @@ def _run(driver: _driver.Driver, function: functools.partial[object], warmup: in
                     with driver.stream(driver.new_stream()):
                         function()
                         driver.synchronize()
-                with graph(captured):
+                with graph(captured, pool=pool):
                     # Alive until the end of the capture: results that a caller would keep count as
                     # held.
                     _result = function()

@@ -35,6 +35,7 @@ def is_current_stream_capturing() -> bool:
 
 def graph_pool_handle() -> Handle:
     """Return a token of a new memory pool, for the ``pool`` argument of captures that share it."""
+    _torch.let_managers_go()
     return _driver.current().pool_handle()
 
 

@@ -226,6 +226,33 @@ def test_the_memory_of_inductors_trees_goes_with_them() -> None:
     assert left() == before
 
 
+def test_a_manager_of_torchs_that_is_kept_beyond_its_end_keeps_no_memory() -> None:
+    from torch._inductor import cudagraph_trees
+
+    def body(x: torch.Tensor) -> torch.Tensor:
+        return x * 2 + 1
+
+    def private_segments() -> int:
+        gc.collect()
+        torch.cuda.empty_cache()
+        return sum(tuple(s["segment_pool_id"]) != (0, 0) for s in torch.cuda.memory_snapshot())
+
+    torch.compiler.reset()
+    before = private_segments()
+    with cgraph.patch_torch():
+        fast = torch.compile(body, mode="reduce-overhead")
+        for _ in range(4):
+            x = torch.randn(64, device="cuda")
+            assert torch.allclose(fast(x), body(x))
+        kept = cudagraph_trees.get_manager(0, create_if_none_exists=False)
+        # What a graph in flight holds comes back later.
+        torch.cuda.synchronize()
+        cudagraph_trees.reset_cudagraph_trees()
+        torch.compiler.reset()
+        assert private_segments() == before
+        del kept
+
+
 def test_transformers_generates_the_same_tokens_with_static_cache_and_compiled_decode() -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.LlamaConfig(

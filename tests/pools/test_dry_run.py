@@ -343,3 +343,35 @@ def test_a_graphed_function_is_not_replayed(lab: Lab, calls: int) -> None:
     before, nodes = total.clone(), cgraph.dry_run(add, fresh(lab, 4)).memory.nodes
     assert cgraph.dry_run(function, fresh(lab, 4)).memory.nodes == nodes
     assert torch.equal(total, before)
+
+
+def test_graphs_that_share_a_pool_take_what_a_ladder_of_them_takes(lab: Lab) -> None:
+    weight = fresh(lab, 512, 512)
+    x = fresh(lab, 2048, 512)
+    before = x.clone()
+
+    def steps(x: Tensor) -> list[Callable[[], object]]:
+        def step(rows: int) -> Tensor:
+            x[:rows].add_(1)
+            return (torch.tanh(x[:rows] @ weight) @ weight).relu()
+
+        return [functools.partial(step, rows) for rows in (2048, 1024, 256)]
+
+    found = cgraph.dry_run_shared(steps(x))
+    assert same(x, before)
+    assert found[0].memory.reserved > 0
+    assert [one.memory.reserved for one in found[1:]] == [0, 0]
+    ladder = cgraph.GraphLadder()
+    for number, step in enumerate(steps(x)):
+        ladder.capture(number, step, before=step)
+    real = [ladder.graph(number).memory().reserved for number in range(3)]
+    assert [one.memory.reserved for one in found] == real
+    assert [one.memory.nodes for one in found] == [
+        ladder.graph(number).memory().nodes for number in range(3)
+    ]
+
+
+def test_all_functions_of_a_shared_pool_are_named_where_one_cannot_be_called(lab: Lab) -> None:
+    with pytest.raises(ArgumentError, match=r"functions\[1\] is 3.*something that can be called"):
+        cgraph.dry_run_shared([lambda: fresh(lab, 4), 3])  # type: ignore[list-item]
+    assert cgraph.dry_run_shared([]) == ()

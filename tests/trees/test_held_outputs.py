@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import gc
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -14,6 +10,7 @@ import torch
 from torch import Tensor
 
 from cgraph import _torch, trees
+from interrupts import interrupt_at
 from lab import Lab, fresh
 from tree_programs import graphs_of, half, in_tree, line, step
 
@@ -223,32 +220,6 @@ def test_an_interrupt_while_a_step_ends_leaves_held_outputs_right_or_raising(
             if not found[0]:
                 break
     assert interrupted > 10
-
-
-@contextmanager
-def interrupt_at(number: int) -> Iterator[list[bool]]:
-    """Interrupt the block where the function of this number is entered; tell whether one was."""
-    found, count = [False], 0
-
-    def signal(frame: FrameType, event: str, _: object) -> None:
-        nonlocal count
-        code = frame.f_code
-        # Python itself drops what a finalizer raises.
-        may_raise = code.co_name != "__del__" and "_captures" not in code.co_filename
-        if event == "call" and may_raise and "cgraph" in code.co_filename:
-            count += 1
-            if count == number:
-                sys.setprofile(None)
-                found[0] = True
-                raise KeyboardInterrupt
-
-    try:
-        sys.setprofile(signal)
-        yield found
-    except KeyboardInterrupt:
-        pass
-    finally:
-        sys.setprofile(None)
 
 
 def test_an_output_that_garbage_holds_may_go_while_the_next_call_is_recorded(lab: Lab) -> None:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import random
+import sys
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+
 import pytest
 import torch
 
+import cgraph
+from interrupts import interrupt_at
 from lab import Lab, fresh
 from tree_programs import Program, in_tree
 
@@ -20,3 +26,42 @@ def test_programs_with_branches_and_held_results_equal_eager(lab: Lab, seeds: in
     for seed in range(20):
         functions = [(in_tree(lab, one, fresh(lab, 4, 4)), one) for one in BODIES]
         Program(lab, 100 * seeds + seed, functions).run(8)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_what_is_held_is_right_or_raises_whenever_an_interrupt_comes(lab: Lab, seed: int) -> None:
+    chosen = random.Random(seed)
+
+    def around() -> AbstractContextManager[object]:
+        return nullcontext() if chosen.random() < 0.6 else interrupt_at(chosen.randrange(1, 40))
+
+    functions = [(in_tree(lab, one, fresh(lab, 4, 4)), one) for one in BODIES]
+    Program(lab, seed, functions).run(30, around)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_hooks_that_raise_change_no_result(
+    lab: Lab, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = random.Random(seed)
+    raised: list[type[BaseException]] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda one: raised.append(one.exc_type))
+
+    def hook(_: object) -> None:
+        if chosen.random() < 0.5:
+            raise ValueError
+
+    registers = (
+        cgraph.register_graph_capture_start_hook,
+        cgraph.register_graph_capture_end_hook,
+        cgraph.register_graph_instantiate_hook,
+        cgraph.register_graph_replay_start_hook,
+        cgraph.register_graph_replay_end_hook,
+        cgraph.register_graph_destroy_hook,
+    )
+    with ExitStack() as hooks:
+        for register in registers:
+            hooks.enter_context(register(hook))
+        functions = [(in_tree(lab, one, fresh(lab, 4, 4)), one) for one in BODIES]
+        Program(lab, seed, functions).run(12)
+    assert set(raised) == {ValueError}

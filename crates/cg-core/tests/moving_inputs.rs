@@ -30,7 +30,7 @@ fn only_eight_replays_let_a_function_be_recorded_anew_as_often_again() {
 }
 
 #[test]
-fn an_input_that_is_elsewhere_in_eight_recordings_in_a_row_is_copied_unless_it_is_written() {
+fn an_input_that_is_elsewhere_in_eight_recordings_without_replays_is_copied_unless_it_is_written() {
     for is_written in [false, true] {
         let (mut tree, id) = one_function(Function {
             limit: None,
@@ -86,6 +86,26 @@ fn each_input_is_counted_by_itself() {
 }
 
 #[test]
+fn inputs_that_were_elsewhere_twice_are_copied_with_one_that_was_eight_times() {
+    let (mut tree, id) = one_function(Function {
+        limit: None,
+        statics: vec![0, 1],
+        ..function(Mode::Inference)
+    });
+    let mut held = Held::default();
+    for number in 1..=9_u64 {
+        let inputs = [at(100 * number), at(5 + number / 4)];
+        let call = Call {
+            function: id,
+            inputs: &inputs,
+            step: step(i64::try_from(number).expect("small")),
+        };
+        recorded(&mut tree, &call, &mut held, 1);
+    }
+    assert_eq!(tree.moving(id), [0, 1]);
+}
+
+#[test]
 fn a_static_input_in_memory_that_is_written_is_never_copied() {
     let (mut tree, id) = one_function(Function {
         limit: None,
@@ -125,6 +145,25 @@ fn inputs_that_move_now_and_then_are_copied_before_there_are_too_many_graphs() {
         }
     }
     assert_eq!(tree.moving(id), [0]);
+}
+
+#[test]
+fn an_input_is_copied_if_replays_do_not_pay_for_its_moves_however_they_fall() {
+    let (mut tree, id) = one_function(Function {
+        limit: None,
+        ..function(Mode::Inference)
+    });
+    let mut number = 0;
+    let mut recordings = 0;
+    for weight in 1..=60_u64 {
+        for _ in 0..if weight % 2 == 0 { 4 } else { 10 } {
+            number += 1;
+            let answer = called(&mut tree, id, number, 100 * weight, &[0]);
+            recordings += u32::from(answer == Answer::Record(None));
+        }
+    }
+    assert_eq!(tree.moving(id), [0]);
+    assert!(recordings < 40, "{recordings}");
 }
 
 #[test]

@@ -23,7 +23,7 @@ from cgraph._torch.compiled_graphs import (
 )
 from cgraph._torch.private_names import lacks
 
-__all__ = ["GraphManager", "call_at_reset", "take_all_graphs"]
+__all__ = ["GraphManager", "call_at_reset", "let_managers_go", "take_all_graphs"]
 
 
 class GraphManager(Protocol):
@@ -174,6 +174,25 @@ def call_at_reset(reset: Callable[[], None]) -> None:
     trees.reset_cudagraph_trees = both
 
 
+def let_managers_go() -> None:
+    """Let torch's managers of graphs keep no pool of cgraph's beyond their end.
+
+    torch's token of a pool is two numbers, which a manager may keep for as long as it likes.
+    """
+    manager: Any = getattr(sys.modules.get(_TREES), "CUDAGraphTreeManager", None)
+    shutdown = getattr(manager, "shutdown", None)
+    if shutdown is None or hasattr(shutdown, "__wrapped__"):
+        return
+
+    @functools.wraps(shutdown)
+    def ended(self: Any) -> None:
+        shutdown(self)
+        if (token := getattr(self, _TOKEN, None)) is not None:
+            setattr(self, _TOKEN, (token[0], token[1]))
+
+    manager.shutdown = ended
+
+
 @functools.cache
 def _module_of_trees() -> Any:
     """Import torch's module of graph trees, also inside a backward pass.
@@ -190,6 +209,7 @@ def _module_of_trees() -> Any:
 
 
 _TREES = "torch._inductor.cudagraph_trees"
+_TOKEN = "cuda_graphs_thread_pool"
 
 
 class _OfDevice:

@@ -301,20 +301,19 @@ class GraphTree(_core.Tree):
     def _restore(self, function: Function, new: _core.NewNode) -> None:
         """Let outputs of the path, which was replayed, own their blocks again."""
         path: list[Node] = new.path
-        for node in path:
-            node.let_outputs_own()
+        pool, ready = self._pool, [node.ready_to_own() for node in path]
+        owners = dict(zip(path, ready, strict=True))
         dead = [address for _, _, address in new.dead]
         live, kept = [], []
-        for node, piece, address in new.live:
-            storage = node.owning[piece]
-            # Garbage may have gone meanwhile. From here on the others stay.
-            if (one := storage.get()) is None:
-                dead.append(address)
-            else:
-                live.append(storage)
-                kept.append(one)
+        for node, piece, _ in new.live:
+            storage = owners[node].storages[piece]
+            # Garbage may go until the nodes hold nothing. From there on these stay.
+            kept.append(storage.get())
+            live.append(storage)
         try:
-            self._driver.restore(self._pool, path[-1].checkpoint, live, dead)
+            for one in ready:
+                one.own()
+            self._driver.restore(pool, path[-1].checkpoint, live, dead)
         except BaseException:
             # Nobody knows what the pool is like.
             for storage in live:
@@ -404,8 +403,8 @@ class GraphTree(_core.Tree):
 
 _MOVING = (
     "write new weights in place, as parameter.data.copy_(new). Why: each call of {name} copies"
-    " inputs from here on, as they were elsewhere in eight captures in a row: {inputs}. Weights"
-    " that are gathered for each step, as by fully_shard, have to be copied"
+    " inputs from here on, as they were elsewhere in eight captures of few replays: {inputs}."
+    " Weights that are gathered for each step, as by fully_shard, have to be copied"
 )
 
 

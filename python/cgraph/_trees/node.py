@@ -35,6 +35,26 @@ class Outputs:
     with_gradients: list[int]
 
 
+@dataclass
+class ReadyToOwn:
+    """A node whose outputs are to own their blocks.
+
+    Attributes:
+        node: The node.
+        storages: The storage of each piece.
+        unused: The prototypes that it is to hold afterwards.
+    """
+
+    node: Node
+    storages: list[_torch.WeakStorage]
+    unused: list[torch.Tensor]
+
+    def own(self) -> None:
+        """Let the node hold the storages weakly: those that live are to own their blocks."""
+        self.node._unused = self.unused
+        self.node._own(self.storages)
+
+
 class Node(_core.TreeNode):
     """A recorded call.
 
@@ -103,12 +123,6 @@ class Node(_core.TreeNode):
         return node
 
     @property
-    def owning(self) -> list[_torch.WeakStorage]:
-        """The storage of each piece while outputs own their blocks."""
-        assert self._owning is not None, "prototypes stand for the outputs"
-        return self._owning
-
-    @property
     def copied_bytes(self) -> int:
         """The bytes of the inputs that a replay copies."""
         return sum(one.nbytes for one in self.graph._statics)
@@ -117,11 +131,10 @@ class Node(_core.TreeNode):
         """Return a prototype over a piece of memory."""
         return self.prototypes[self.places.index(piece)]
 
-    def let_outputs_own(self) -> None:
-        """Hold the storages of the outputs weakly: those that live are to own their blocks."""
-        firsts = self._firsts(self.prototypes)
-        self._unused = _prototypes(self.prototypes)
-        self._own([_torch.WeakStorage(one) for one in firsts])
+    def ready_to_own(self) -> ReadyToOwn:
+        """Return what lets outputs own their blocks; nothing changes yet."""
+        storages = [_torch.WeakStorage(one) for one in self._firsts(self.prototypes)]
+        return ReadyToOwn(self, storages, _prototypes(self.prototypes))
 
     def hold_prototypes(self) -> None:
         """Hold prototypes again: no output owns its block any more."""

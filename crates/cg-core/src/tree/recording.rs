@@ -142,9 +142,11 @@ impl Tree {
     }
 }
 
-/// A static input that was elsewhere in so many recordings in a row does not stay in place.
+/// A static input that was elsewhere in so many recordings, which replays have not paid for, does not stay in place.
 const MOST_MOVES: u32 = 8;
-/// A recording that has served so many replays was worth it: those after it are counted from one again.
+/// One that was elsewhere so often does not stay either, once another one does not: they are gathered together.
+const MOVES_BESIDE: u32 = 2;
+/// So many replays pay for a recording.
 const ENOUGH_REPLAYS: u32 = 8;
 /// A function has so many nodes in one place: each call goes through them.
 const MOST_SIBLINGS: usize = 256;
@@ -186,9 +188,10 @@ impl Moves {
 /// The recordings of a function, wherever they stand.
 #[derive(Debug, Default)]
 pub(super) struct Recordings {
-    /// The static inputs of the last one: where each was, and how often in a row it had left where it was before.
+    /// The static inputs of the last one: where each was, and how often it had left where it was before, less those
+    /// recordings that replays have paid for.
     statics: HashMap<u32, (u64, u32)>,
-    /// The replays since then.
+    /// The replays since then, and those before that have paid for no recording.
     replays: u32,
 }
 
@@ -200,19 +203,21 @@ impl Recordings {
     }
 
     /// Note the static inputs of a recording, of which these have left where they were; return those that are
-    /// elsewhere, and how often in a row they had left.
+    /// elsewhere, or were before, and how often they had left without being paid for.
     fn note(&mut self, statics: &[(u32, u64)], gone: &[u32]) -> Vec<(u32, u32)> {
         let before = std::mem::take(&mut self.statics);
-        let was_worth_it = std::mem::take(&mut self.replays) >= ENOUGH_REPLAYS;
+        let paid = self.replays / ENOUGH_REPLAYS;
+        self.replays %= ENOUGH_REPLAYS;
         let mut elsewhere = Vec::new();
         for (place, address) in statics {
             let mut count = 0;
-            if let Some((then, times)) = before.get(place)
-                && then != address
-            {
-                count = if was_worth_it { 0 } else { *times };
-                count += u32::from(gone.contains(place));
-                elsewhere.push((*place, count));
+            if let Some((then, times)) = before.get(place) {
+                count = times.saturating_sub(paid);
+                let is_elsewhere = then != address;
+                count += u32::from(is_elsewhere && gone.contains(place));
+                if is_elsewhere || count >= MOVES_BESIDE {
+                    elsewhere.push((*place, count));
+                }
             }
             self.statics.insert(*place, (*address, count));
         }
@@ -228,8 +233,9 @@ impl Tree {
         let many = self.siblings(open.parent, open.function).len() >= MANY_SIBLINGS;
         let known = &mut self.functions[open.function.0 as usize];
         let elsewhere = known.recordings.note(&open.statics, gone);
+        let are_many = elsewhere.iter().any(|(_, count)| *count >= MOST_MOVES);
         let often = elsewhere.into_iter().filter(|(place, count)| {
-            (many || *count >= MOST_MOVES) && !open.written.contains(place)
+            (many || (are_many && *count >= MOVES_BESIDE)) && !open.written.contains(place)
         });
         known.moving.extend(often.map(|(place, _)| place));
         let moving = &known.moving;
