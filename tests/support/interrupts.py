@@ -1,4 +1,8 @@
-"""Interrupts, as by Ctrl-C, at chosen places of cgraph's own Python code."""
+"""Interrupts, as by Ctrl-C, at chosen places of cgraph's own Python code.
+
+None comes in what a GPU does in one call, and in the contexts of streams: nothing in Python can
+protect the end of a ``with`` block.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +22,8 @@ def interrupt_at(number: int) -> Iterator[list[bool]]:
     def signal(frame: FrameType, event: str, _: object) -> None:
         nonlocal count
         code = frame.f_code
-        # Python itself drops what a finalizer raises, and a launch on a GPU is one call.
-        may_raise = code.co_name != "__del__" and not _is_in_captures(frame)
+        # Python itself drops what a finalizer raises.
+        may_raise = code.co_name != "__del__" and not _is_left_out(frame)
         if event == "call" and "cgraph" in code.co_filename and may_raise:
             count += 1
             if count == number:
@@ -36,9 +40,9 @@ def interrupt_at(number: int) -> Iterator[list[bool]]:
         sys.setprofile(None)
 
 
-def _is_in_captures(frame: FrameType | None) -> bool:
+def _is_left_out(frame: FrameType | None) -> bool:
     while frame is not None:
-        if "_captures" in frame.f_code.co_filename:
+        if any(part in frame.f_code.co_filename for part in ("_captures", "_torch/host.py")):
             return True
         frame = frame.f_back
     return False

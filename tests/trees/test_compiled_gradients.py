@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -176,3 +177,26 @@ def test_a_recording_that_fails_leaves_a_weight_as_it_was(lab: Lab) -> None:
             with pytest.raises(ValueError, match="of the function"):
                 fast([weight])
             assert torch.equal(weight, want)
+
+
+@both
+def test_what_hooks_have_saved_in_other_strides_is_right(lab: Lab, backend: str) -> None:
+    model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 4)).to(lab.device)
+    fast = torch.compile(model, backend=backend)
+
+    def moved(saved: Tensor) -> Tensor:
+        return saved.contiguous().clone()
+
+    for number in range(6):
+        x = fresh(lab, 5, 3)
+        gradients = []
+        for call in (fast, model):
+            hooks = torch.autograd.graph.saved_tensors_hooks(moved, lambda saved: saved)
+            with hooks if number != 2 else nullcontext():
+                call(x).square().sum().backward()
+            gradients.append(
+                [one.grad.clone() for one in model.parameters() if one.grad is not None]
+            )
+            model.zero_grad()
+        for got, want in zip(*gradients, strict=True):
+            assert torch.allclose(got, want, atol=1e-5)

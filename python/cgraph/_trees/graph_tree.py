@@ -403,7 +403,7 @@ class GraphTree(_core.Tree):
 
 _MOVING = (
     "write new weights in place, as parameter.data.copy_(new). Why: each call of {name} copies"
-    " inputs from here on, as they were elsewhere in eight captures of few replays: {inputs}."
+    " inputs from here on, as they were elsewhere in four captures of few replays: {inputs}."
     " Weights that are gathered for each step, as by fully_shard, have to be copied"
 )
 

@@ -142,10 +142,9 @@ impl Tree {
     }
 }
 
-/// A static input that was elsewhere in so many recordings, which replays have not paid for, does not stay in place.
-const MOST_MOVES: u32 = 8;
-/// One that was elsewhere so often does not stay either, once another one does not: they are gathered together.
-const MOVES_BESIDE: u32 = 2;
+/// A static input that was elsewhere in so many recordings, which replays have not paid for, does not stay in place,
+/// and neither do those that were elsewhere in some of them: they are gathered together.
+const MOST_MOVES: u32 = 4;
 /// So many replays pay for a recording.
 const ENOUGH_REPLAYS: u32 = 8;
 /// A function has so many nodes in one place: each call goes through them.
@@ -215,7 +214,7 @@ impl Recordings {
                 count = times.saturating_sub(paid);
                 let is_elsewhere = then != address;
                 count += u32::from(is_elsewhere && gone.contains(place));
-                if is_elsewhere || count >= MOVES_BESIDE {
+                if is_elsewhere || count > 0 {
                     elsewhere.push((*place, count));
                 }
             }
@@ -235,7 +234,7 @@ impl Tree {
         let elsewhere = known.recordings.note(&open.statics, gone);
         let are_many = elsewhere.iter().any(|(_, count)| *count >= MOST_MOVES);
         let often = elsewhere.into_iter().filter(|(place, count)| {
-            (many || (are_many && *count >= MOVES_BESIDE)) && !open.written.contains(place)
+            (many || (are_many && *count > 0)) && !open.written.contains(place)
         });
         known.moving.extend(often.map(|(place, _)| place));
         let moving = &known.moving;
