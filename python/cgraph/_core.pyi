@@ -45,6 +45,7 @@ __all__ = [
     "begin_and_hand_over",
     "begin_exit",
     "begin_forked",
+    "call_in_a_row",
     "end_broken",
     "enter_busy",
     "exchange_memory",
@@ -812,6 +813,9 @@ class NewNode:
         """
     def close(self, node: TreeNode, addresses: Sequence[int]) -> None:
         """Add the node, as the end of the path, with the addresses of its memory."""
+
+def call_in_a_row(functions: Sequence[Callable[[], object]]) -> None:
+    """Call functions one after another: an interrupt finds all of them called or none."""
 
 def exchange_memory(one: int, other: int) -> None:
     """Let two living storages exchange their memory; by the addresses of torch's objects."""

@@ -15,8 +15,11 @@ __all__ = ["interrupt_at"]
 
 
 @contextmanager
-def interrupt_at(number: int) -> Iterator[list[bool]]:
-    """Interrupt the block where the function of this number is entered; tell whether one was."""
+def interrupt_at(number: int, kept: list[BaseException] | None = None) -> Iterator[list[bool]]:
+    """Interrupt the block where the function of this number is entered; tell whether one was.
+
+    The interrupt goes to ``kept``, as a console keeps the last one with its frames.
+    """
     found, count = [False], 0
 
     def signal(frame: FrameType, event: str, _: object) -> None:
@@ -34,8 +37,9 @@ def interrupt_at(number: int) -> Iterator[list[bool]]:
     try:
         sys.setprofile(signal)
         yield found
-    except KeyboardInterrupt:
-        pass
+    except KeyboardInterrupt as error:
+        if kept is not None:
+            kept.append(error)
     finally:
         sys.setprofile(None)
 

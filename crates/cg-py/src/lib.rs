@@ -38,5 +38,7 @@ mod _core {
     #[pymodule_export]
     use super::tensors::{SamePlaces, Signature, TensorReader};
     #[pymodule_export]
-    use super::trees::{NewNode, StepSource, Tree, TreeFunction, TreeNode, exchange_memory};
+    use super::trees::{
+        NewNode, StepSource, Tree, TreeFunction, TreeNode, call_in_a_row, exchange_memory,
+    };
 }

@@ -22,6 +22,7 @@ __all__ = [
     "counts_uses_natively",
     "exchange",
     "exchanges_natively",
+    "hand_over",
     "make_stale",
     "no_memory",
     "restore_allocator_state",
@@ -89,6 +90,14 @@ def exchange(one: torch.UntypedStorage, other: torch.UntypedStorage) -> Callable
     if not exchanges_natively():
         raise lacks("torch.UntypedStorage._swap_data_ptr_")
     return functools.partial(_core.exchange_memory, one._cdata, other._cdata)
+
+
+def hand_over(one: torch.UntypedStorage, other: torch.UntypedStorage) -> None:
+    """Give a storage the memory of another one, and free its own; an interrupt finds both done.
+
+    Otherwise the traceback of the interrupt would keep a block that nobody knows of.
+    """
+    _core.call_in_a_row([exchange(one, other), functools.partial(other.resize_, 0)])
 
 
 def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:

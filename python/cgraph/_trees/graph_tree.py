@@ -377,7 +377,7 @@ class GraphTree(_core.Tree):
         if copy is None:
             _torch.set_stale(storage._cdata, message)
             copy = _torch.no_memory(storage.device)
-        _torch.exchange(storage, copy)()
+        _torch.hand_over(storage, copy)
         self._driver.give_up(self._pool, [block])
 
     def _eager(

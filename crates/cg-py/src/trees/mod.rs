@@ -37,6 +37,16 @@ pub(crate) fn exchange_memory(one: u64, other: u64) {
     }
 }
 
+/// Call functions with nothing, one after another: an interrupt finds all of them called or none.
+#[pyfunction]
+#[expect(
+    clippy::needless_pass_by_value,
+    reason = "pyo3 takes a vector out of any sequence"
+)]
+pub(crate) fn call_in_a_row(functions: Vec<Bound<'_, PyAny>>) -> PyResult<()> {
+    functions.iter().try_for_each(|one| one.call0().map(drop))
+}
+
 /// The graphs of one pool, and the path that calls have taken. A derived class has `_record`, which makes new
 /// nodes, `_end`, which takes outputs away from those who hold them, and `_eager`, which is told of calls
 /// that run without the tree.
