@@ -43,6 +43,8 @@ lint: build check-ptx
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/mypy tests/typing/signatures.py
+	$(BIN)/basedpyright --pythonpath $(BIN)/python
 	$(BIN)/python -m mypy.stubtest cgraph._core --allowlist tests/typing/stubtest.txt
 
 # The PTX that is checked in beside its source. The compiler's wheel lies beside torch's CUDA.

@@ -123,6 +123,10 @@ else:
         globals()[name] = found
         return found
 
+    def __dir__() -> list[str]:
+        """Return all names, also those that are imported on first use."""
+        return sorted({*__all__, *(one for one in globals() if one.startswith("__"))})
+
 
 def _cuda() -> _driver.Driver:
     """Import the parts that only CUDA needs, on first use."""

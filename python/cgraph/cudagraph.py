@@ -13,6 +13,7 @@ from cgraph._captures.capture_scopes import require_thawed
 from cgraph._captures.label_recorder import LabelRecorder
 from cgraph._driver import Captured, Handle, Pool, Recording
 from cgraph._source import levels_to_user
+from cgraph._text import plural
 from cgraph.errors import ArgumentError, CaptureError, CgraphError, StateError, add_note
 from cgraph.labels import Label
 from cgraph.ledger import GraphMemory, all_graphs, of_graph
@@ -253,6 +254,15 @@ class CUDAGraph(_core.Graph):
     def memory(self) -> GraphMemory:
         """Return the device and host memory that the graph takes; see :mod:`cgraph.ledger`."""
         return of_graph(self)
+
+    def __repr__(self) -> str:
+        """Return the graph's number, its nodes and the line of its capture."""
+        captured = self._captured
+        if captured is None or captured.footprint is None:
+            return "<cgraph.CUDAGraph: nothing captured>"
+        found = of_graph(self, ())
+        state = "" if self._has_exec else ", not instantiated"
+        return f"<cgraph.{self._name}: {plural(found.nodes, 'node')} from {found.where}{state}>"
 
     @property
     def _name(self) -> str:

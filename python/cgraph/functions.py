@@ -15,7 +15,7 @@ import functools
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, overload
 
 import torch
 
@@ -35,14 +35,30 @@ from cgraph.errors import ArgumentError, CaptureError, StateError
 from cgraph.reports import FunctionReport, Report
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Concatenate
+
+    from typing_extensions import Self, Unpack
+
+    from cgraph._graphed.options import GraphedOptions
 
 __all__ = ["GraphedFunction", "graphed", "report"]
 
-_living: weakref.WeakSet[GraphedFunction] = weakref.WeakSet()
+P = ParamSpec("P")
+Q = ParamSpec("Q")
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+S = TypeVar("S")
+
+_living: weakref.WeakSet[GraphedFunction[..., Any]] = weakref.WeakSet()
 _lock = threading.Lock()
 
 
+@overload
+def graphed(fn: Callable[P, R], **options: Unpack[GraphedOptions]) -> GraphedFunction[P, R]: ...
+@overload
+def graphed(
+    fn: None = None, **options: Unpack[GraphedOptions]
+) -> Callable[[Callable[P, R]], GraphedFunction[P, R]]: ...
 def graphed(
     fn: Callable[..., Any] | None = None,
     *,
@@ -142,8 +158,26 @@ def report() -> Report:
     return Report(tuple(sorted(reports, key=lambda one: (one.name, one.where or ""))))
 
 
-class GraphedFunction(Binding):
-    """A function whose calls are replays; made by :func:`cgraph.graphed`."""
+class GraphedFunction(Binding, Generic[P, R_co]):
+    """A function whose calls are replays; made by :func:`cgraph.graphed`.
+
+    It has the parameters and the result of its function, also for type checkers.
+    """
+
+    if TYPE_CHECKING:
+        __wrapped__: Callable[P, R_co]
+
+        def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
+            """Replay a graph, or call the function."""
+
+        @overload
+        def __get__(self, instance: None, owner: type | None = None) -> Self: ...
+        @overload
+        def __get__(
+            self: GraphedFunction[Concatenate[S, Q], R], instance: S, owner: type | None = None
+        ) -> GraphedFunction[Q, R]: ...
+        def __get__(self, instance: Any, owner: type | None = None) -> Any:
+            """Return the method of an object."""
 
     def __new__(cls, fn: Callable[..., Any], options: Options) -> Self:
         """Make a native dispatcher with torch's modes."""

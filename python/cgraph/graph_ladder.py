@@ -17,6 +17,7 @@ from cgraph._callables.sample import Sample
 from cgraph._captures.fresh_results import can_be_fresh
 from cgraph._captures.pool_blocks import PoolBlocks, places_in, unowned_at
 from cgraph._driver import Handle, Pool
+from cgraph._text import plural
 from cgraph._torch import tree_flatten, tree_unflatten
 from cgraph.errors import ArgumentError, StateError
 from cgraph.segments import SegmentedGraph
@@ -171,6 +172,12 @@ class GraphLadder(_core.Ladder):
         """Return the bytes of the device that the capture of a key took: of the pool, and execs."""
         found = self.graph(key).memory()
         return found.reserved + found.exec
+
+    def __repr__(self) -> str:
+        """Return the keys that have a graph."""
+        keys = ", ".join(f"{one!r:.40}" for one in self.keys[:8])
+        more = ", …" if len(self.keys) > 8 else ""
+        return f"<cgraph.GraphLadder: {plural(len(self.keys), 'graph')} ({keys}{more})>"
 
     def clear(self, *keys: Hashable) -> None:
         """Drop the graphs of some keys, or all."""

@@ -22,6 +22,7 @@ from cgraph._captures.fresh_results import FreshFeed, FreshReplay, fresh_feed, f
 from cgraph._captures.turns import Turn
 from cgraph._driver import Handle, Pool
 from cgraph._operators.snapshots import RandomSnapshot
+from cgraph._text import plural
 from cgraph.breaks import breakable, on_one_thread
 from cgraph.cudagraph import CUDAGraph, require_mode
 from cgraph.errors import CaptureError, StateError
@@ -247,6 +248,13 @@ class SegmentedGraph(_core.Segments):
                         _wait(before, stream)
                 raise
             return made, result
+
+    def __repr__(self) -> str:
+        """Return how many segments and breaks there are."""
+        if not self.segments:
+            return "<cgraph.SegmentedGraph: nothing captured>"
+        parts = f"{plural(len(self.segments), 'segment')}, {plural(len(self.breaks), 'break')}"
+        return f"<cgraph.SegmentedGraph: {parts}>"
 
     def pool(self) -> Handle:
         """Return the token of the memory pool of all segments."""

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 import torch
 
-import cgraph
 from cgraph import demo
-from cgraph.__main__ import main
 from cgraph._text import table
 from cgraph.demo.captured import CapturedStep
 from cgraph.demo.check import CheckError, Comparison, require_fall
@@ -146,44 +143,6 @@ def test_the_whole_demo_prints_a_table_and_writes_its_files(
     assert written == {"decode.svg", "decode.dot", "text.txt"}
     ElementTree.parse(tmp_path / "new" / "decode.svg")
     assert (tmp_path / "new" / "text.txt").read_text().startswith("Alice ")
-
-
-def test_without_a_gpu_the_demo_says_so_and_takes_the_simulator(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    calls: list[Any] = []
-    monkeypatch.delenv("CGRAPH_DRIVER", raising=False)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(demo, "run", lambda *arguments: calls.append(arguments))
-    assert main(["demo", "--quick", "--seed", "5"]) == 0
-    (plan, device, out) = calls[0]
-    assert (plan.steps, plan.seed) == (demo.ON_SIMULATOR.quick_steps, 5)
-    assert (device.type, out) == ("cpu", Path("cgraph-demo"))
-    (line,) = capsys.readouterr().out.splitlines()
-    assert line.startswith("No CUDA GPU here: running a smaller size on cgraph's simulator")
-
-
-def test_a_failed_check_exits_with_one_and_wrong_usage_with_two(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def fail(*arguments: object) -> None:
-        raise CheckError("step 3 differs")
-
-    monkeypatch.setattr(demo, "run", fail)
-    assert main(["demo", "--driver", "sim"]) == 1
-    assert "check failed: step 3 differs" in capsys.readouterr().err
-    for wrong in (["demo", "--steps", "3"], ["demo", "--driver", "tpu"], ["replay"]):
-        with pytest.raises(SystemExit) as exit_:
-            main(wrong)
-        assert exit_.value.code == 2
-    assert main([]) == 2
-
-
-def test_info_names_versions_and_what_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["info"]) == 0
-    printed = capsys.readouterr().out
-    for word in (cgraph.__version__, torch.__version__, "2.8", "12.4", "CGRAPH_DRIVER"):
-        assert word in printed
 
 
 def test_a_table_is_aligned() -> None:

@@ -6,6 +6,11 @@ import subprocess
 import sys
 
 import pytest
+import torch
+
+import cgraph
+from cgraph.piecewise import Dispatcher, PiecewiseBackend, RuntimeMode
+from lab import Lab, fresh
 
 
 def run(code: str, **environment: str) -> str:
@@ -117,3 +122,44 @@ def test_a_free_threaded_python_is_refused() -> None:
         )
         == "cgraph needs a Python with the GIL: use python3 instead of the free-threaded python3t"
     )
+
+
+def test_every_public_name_is_found_by_completion() -> None:
+    assert set(cgraph.__all__) <= set(dir(cgraph))
+    assert {"graphed", "explain", "GraphLadder", "piecewise", "trees"} <= set(dir(cgraph))
+    for name in cgraph.__all__:
+        assert getattr(cgraph, name) is not None
+
+
+def double(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+def test_representations_say_the_state_not_the_address(lab: Lab) -> None:
+    x = fresh(lab, 4)
+    graph, ladder = cgraph.CUDAGraph(), cgraph.GraphLadder()
+    table = Dispatcher([2, 4])
+    fast, backend = cgraph.graphed(double), PiecewiseBackend(capture_sizes=[2])
+    pool = cgraph.MemPool()
+    empty = [repr(one) for one in (graph, ladder, table, fast, backend, pool)]
+    assert empty[:2] == [
+        "<cgraph.CUDAGraph: nothing captured>",
+        "<cgraph.GraphLadder: 0 graphs ()>",
+    ]
+    with cgraph.graph(graph):
+        _ = x * 2
+    ladder.capture(4, lambda x: x * 2, x)
+    segmented, _ = cgraph.SegmentedGraph.capture(lambda: x * 2)
+    table.add(RuntimeMode.PIECEWISE, 2)
+    table.freeze()
+    for _ in range(2):
+        fast(x)
+    found = [repr(one) for one in (graph, ladder, segmented, table, fast)]
+    assert "1 node from " in found[0] and "test_import.py" in found[0]
+    assert found[1:] == [
+        "<cgraph.GraphLadder: 1 graph (4)>",
+        "<cgraph.SegmentedGraph: 1 segment, 0 breaks>",
+        "<cgraph.Dispatcher: sizes [2, 4], keys: 1 PIECEWISE, frozen>",
+        "<graphed double: 1 graph>",
+    ]
+    assert not any("0x" in one for one in [*empty, *found])

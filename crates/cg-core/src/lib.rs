@@ -1,6 +1,6 @@
 #![doc = include_str!("../README.md")]
 //!
-#![doc = include_str!("../../../docs/vocabulary.md")]
+#![doc = include_str!("../vocabulary.md")]
 
 mod address;
 mod base_addresses;

@@ -6,14 +6,16 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import torch
 
+from cgraph import _driver
 from cgraph.errors import ArgumentError
 
 __all__ = [
     "GONE",
+    "GraphedOptions",
     "Guarded",
     "OnePad",
     "Options",
@@ -36,6 +38,26 @@ Guarded = Callable[..., Any] | str | Sequence[str] | Mapping[str, bool]
 """Guards besides those on names in the code: a function of the arguments, or dotted names."""
 SideEffects = Literal["refuse", "ignore"] | Sequence[str]
 """The treatment of changes in Python that replays do not make."""
+
+
+class GraphedOptions(TypedDict, total=False):
+    """The keywords of :func:`cgraph.graphed`, for type checkers."""
+
+    sizes: Sequence[int] | None
+    pad: Pad
+    dim: int | Mapping[str, int]
+    check_padding: bool
+    outputs: Literal["fresh", "static"]
+    static_args: Sequence[str] | str
+    guards: Guarded | None
+    side_effects: SideEffects
+    warmup: int
+    max_graphs: int | None
+    pool: _driver.Pool | None
+    on_fail: Literal["eager", "raise"]
+    debug: str | None
+    check_every: int | None
+
 
 GONE = {
     "on_held": "results are the caller's own (outputs='fresh'), or are overwritten ('static')",

@@ -24,6 +24,7 @@ from cgraph._piecewise.report import PiecewiseReport, report_of
 from cgraph._piecewise.sized_calls import SizedCalls
 from cgraph._piecewise.split import split_graph
 from cgraph._source import levels_to_user
+from cgraph._text import plural
 from cgraph.errors import ArgumentError, CaptureError, CgraphWarning, StateError
 from cgraph.graph_ladder import GraphLadder
 from cgraph.graphs import capture_scope
@@ -82,6 +83,12 @@ class PiecewiseBackend:
         self._ladder = GraphLadder(
             pool, check_addresses=not config.copy_inputs, fresh_outputs=config.outputs == "fresh"
         )
+
+    def __repr__(self) -> str:
+        """Return what is split, and the sizes that are captured."""
+        pieces = plural(len(self._parts), "piece") if self._parts else "nothing compiled"
+        captured = [one for one in self.config.capture_sizes if one in self._ladder]
+        return f"<cgraph.PiecewiseBackend: {pieces}, captured sizes {captured}>"
 
     def __call__(
         self, graph: torch.fx.GraphModule, inputs: Sequence[Any], **options: Any

@@ -69,6 +69,12 @@ class Dispatcher:
         self._keys: dict[RuntimeMode, set[BatchKey]] = {one: set() for one in RuntimeMode}
         self._is_frozen = False
 
+    def __repr__(self) -> str:
+        """Return the sizes, and how many keys each way of running has."""
+        keys = ", ".join(f"{len(found)} {one.name}" for one, found in self._keys.items() if found)
+        state = ", frozen" if self._is_frozen else ""
+        return f"<cgraph.Dispatcher: sizes {self._sizes}, keys: {keys or 'none'}{state}>"
+
     def padded(self, size: int) -> int | None:
         """Return the size that a batch is padded to; None if it is beyond all sizes."""
         if size == 0:

@@ -1,0 +1,1 @@
+"""The command ``cgraph``, also as ``python -m cgraph``."""
