@@ -9,7 +9,7 @@ BUNDLE := dist/bundle
 EXAMPLES := first_graph update hooks embed_cudarc
 KERNELS := crates/cg-core/src/transfer/inputs crates/cg-core/src/transfer/outputs crates/cg-core/tests/contract/kernels
 
-.PHONY: demo test lint build ptx docs deny miri gpu-bundle clean
+.PHONY: demo test lint build package ptx docs deny miri gpu-bundle clean
 
 demo: build
 	$(BIN)/python -m cgraph demo
@@ -60,8 +60,19 @@ check-ptx: $(STAMP)
 		$(nvcc) -o target/made.ptx $$one.cu || exit 1; \
 		cmp target/made.ptx $$one.ptx || { echo "$$one.cu has changed: make ptx"; exit 1; }; done
 
-docs:
+docs: $(STAMP)
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --document-private-items --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
+# What is published: a wheel for glibc 2.28 or newer, the sources, the crate. Zig links against an old glibc.
+package: build
+	$(BIN)/python -m pip install --quiet --requirement requirements/package.txt
+	rm -rf dist/package
+	PATH=$(abspath $(BIN)):$$PATH CARGO_TARGET_DIR=target/package $(BIN)/maturin build --release --quiet \
+		--zig --compatibility manylinux_2_28 --out dist/package
+	$(BIN)/maturin sdist --quiet --out dist/package
+	cargo publish --package cg-core --dry-run --allow-dirty --quiet
+	ls dist/package
 
 deny:
 	cargo deny check bans licenses sources

@@ -1,4 +1,4 @@
-"""The examples in docstrings and in the README run, on the simulator."""
+"""The examples in docstrings, in the README and on the pages of the site run, on the simulator."""
 
 from __future__ import annotations
 
@@ -42,12 +42,20 @@ MODULES = [
     "cgraph.trees",
 ]
 README = Path(__file__).parents[2] / "README.md"
-PAGES = [README.parent / "docs" / name for name in ("graphed.md", "piecewise.md")]
+DOCS = README.parent / "docs"
+# Sketches, in which models and loops are the reader's.
+SKETCHES = {"trees.md"}
+PAGES = sorted(
+    page
+    for page in DOCS.glob("**/*.md")
+    if page.name not in SKETCHES and "```python" in page.read_text()
+)
 
 
 @pytest.fixture(autouse=True)
 def _without_leftovers() -> Iterator[None]:
     """Let compiled code of a program that is over go here, where torch complains of its globals."""
+    cgraph.trees.reset()
     yield
     before, sys.unraisablehook = sys.unraisablehook, lambda _: None
     try:
@@ -91,27 +99,49 @@ def as_statement(example: doctest.Example) -> str:
 
 
 @pytest.mark.skipif(not README.exists(), reason="the bundle for GPU machines has no README")
-def test_the_readmes_python_without_a_gpu_prints_what_it_says(
-    capsys: pytest.CaptureFixture[str],
+def test_the_readmes_program_runs_as_pasted_and_prints_its_report(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
-    (block,) = [block for block in blocks if "cgraph.sim.use()" in block]
-    exec(block, {})
-    printed = capsys.readouterr().out.splitlines()
-    promised = re.findall(r"# (tensor\(.*?\))", block)
-    assert printed == promised
+    monkeypatch.setenv("CGRAPH_DRIVER", "sim")
+    [block] = blocks_of(README)
+    program = tmp_path / "program.py"
+    program.write_text(block)
+    runpy.run_path(str(program), run_name="__main__")
+    assert "2 of 2 keys captured" in capsys.readouterr().out
 
 
 @pytest.mark.filterwarnings("ignore:.*runs eagerly:cgraph.errors.EagerWarning")
 @pytest.mark.skipif(not README.exists(), reason="the bundle for GPU machines has no documents")
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
 def test_what_a_page_prints_is_what_it_says(
     page: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
     program = tmp_path / page.with_suffix(".py").name
-    program.write_text("\n".join(blocks))
+    program.write_text("\n".join(blocks_of(page)))
     with cgraph.sim.use():
         exec(compile(program.read_text(), program, "exec"), {"__name__": page.stem})
     promised = re.findall(r"print\(.*\)  # (.*)", program.read_text())
     assert capsys.readouterr().out.splitlines() == promised
+
+
+def blocks_of(page: Path) -> list[str]:
+    """Return the Python of a page."""
+    return re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
+
+
+@pytest.mark.skipif(not README.exists(), reason="the bundle for GPU machines has no documents")
+def test_the_page_of_choices_is_the_readmes_table() -> None:
+    def rows(page: Path) -> list[str]:
+        return [line for line in page.read_text().splitlines() if line.startswith("| ")]
+
+    of_readme = [re.sub(r"\((docs/|crates/cg-core/README)", "(", one) for one in rows(README)]
+    of_site = [one.replace("(reference/rust.md)", "(.md)") for one in rows(DOCS / "which.md")]
+    assert of_readme == of_site
+
+
+@pytest.mark.skipif(not README.exists(), reason="the bundle for GPU machines has no documents")
+def test_the_chart_and_the_page_of_benchmarks_are_those_of_the_last_runs() -> None:
+    chart = runpy.run_path(str(README.parent / "benches/python/chart.py"))
+    tables = chart["latest"]()
+    assert (DOCS / "benchmarks.md").read_text() == chart["page"](tables)
+    assert (DOCS / "images/speed.svg").read_text() == chart["chart"](tables)
