@@ -25,7 +25,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from cgraph import _core, _driver
+from cgraph import _core, _driver, _torch
 from cgraph._driver import Handle, Pool
 from cgraph.errors import ArgumentError, CaptureError, CgraphError, ForeignError
 
@@ -71,6 +71,8 @@ class Simulator:
         from cgraph._captures.sim_pools import Pools
 
         self.pools = Pools(self.device)
+        # No part of a first capture's time.
+        _torch.load_fake_mode()
 
     # Controls and observations for tests.
 

@@ -19,6 +19,7 @@ __all__ = [
     "DynamicOutputShape",
     "as_computed",
     "is_imagined",
+    "load_fake_mode",
 ]
 
 _NORMS = {
@@ -26,6 +27,11 @@ _NORMS = {
     *("_native_batch_norm_legit", "_native_batch_norm_legit_no_training"),
 }
 _HALVES = {torch.bfloat16, torch.float16}
+
+
+def load_fake_mode() -> None:
+    """Import what a first fake mode does, for seconds."""
+    CpuFakeMode()
 
 
 class CpuFakeMode(FakeTensorMode):
