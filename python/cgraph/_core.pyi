@@ -815,7 +815,7 @@ class NewNode:
         """Add the node, as the end of the path, with the addresses of its memory."""
 
 def call_in_a_row(functions: Sequence[Callable[[], object]]) -> None:
-    """Call functions one after another: an interrupt finds all of them called or none."""
+    """Call native functions in a row, until one raises: an interrupt finds all called or none."""
 
 def exchange_memory(one: int, other: int) -> None:
     """Let two living storages exchange their memory; by the addresses of torch's objects."""

@@ -49,10 +49,10 @@ class CUDAGraph(_core.Graph):
     serialised.
     """
 
-    _recording: Recording | None
-    _captured: Captured | None
+    _recording: Recording | None = None
+    _captured: Captured | None = None
     _generators: list[Any]
-    _ended: bool
+    _ended: bool = False
     _driver: _driver.Driver
     """The driver of the last capture."""
     _number: int
@@ -61,31 +61,23 @@ class CUDAGraph(_core.Graph):
     """Number of nodes that the capture recorded."""
     _labels: dict[int, Label]
     """The origin of the template's nodes, by raw node."""
-    _recorder: LabelRecorder | None
+    _recorder: LabelRecorder | None = None
     """The recorder of the labels of the next capture."""
-    _statics: Sequence[Any]
+    _statics: Sequence[Any] = ()
     """The tensors that replays of the next capture copy to; see ``_feeder()``."""
-    _results: Sequence[Any]
+    _results: Sequence[Any] = ()
     """The tensors that replays of the open capture copy to new memory, set before its end; see
     ``_replay_fresh()``."""
-    _resumes: Recording | None
+    _resumes: Recording | None = None
     """A capture that has ended, whose dispatch modes the next one continues with."""
-    _may_be_empty: bool
+    _may_be_empty: bool = False
     """True if a capture without a node is not a mistake: it is one of several segments."""
 
     def __new__(cls, keep_graph: bool = False, *args: Any, **kwargs: Any) -> Self:
         """Create an empty graph; subclasses may take further arguments."""
         self = super().__new__(cls, keep_graph)
-        self._recording = None
-        self._captured = None
         self._generators = []
-        self._ended = False
         self._labels = {}
-        self._recorder = None
-        self._statics = ()
-        self._results = ()
-        self._resumes = None
-        self._may_be_empty = False
         return self
 
     def __init__(self, keep_graph: bool = False) -> None: ...

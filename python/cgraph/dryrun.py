@@ -24,6 +24,7 @@ import torch
 from cgraph import _driver, _torch
 from cgraph._captures.busy import busy
 from cgraph._captures.footprint import record_memory
+from cgraph._captures.pool_blocks import PoolBlocks
 from cgraph._given import require_type
 from cgraph._operators.rollback import Rollback
 from cgraph._python.named_objects import named_by
@@ -111,7 +112,7 @@ def dry_run(function: Callable[..., object], *args: Any, warmup: int = 1, **kwar
             torch's compiler does, and torch is too old to let others look at it (2.8).
     """
     require_type("function", function, Callable, "something that can be called")
-    [found] = _run_all([functools.partial(function, *args, **kwargs)], warmup)
+    [found] = _run_all("dry_run()", [functools.partial(function, *args, **kwargs)], warmup)
     return found
 
 
@@ -141,26 +142,40 @@ def dry_run_shared(
     ...     print([one.memory.reserved >> 20 for one in cgraph.dry_run_shared(steps)])
     [6, 0, 0]
     """
+    require_type("functions", functions, Iterable, "functions to capture")
     steps = list(functions)
     for number, step in enumerate(steps):
         require_type(f"functions[{number}]", step, Callable, "something that can be called")
-    return _run_all([functools.partial(step) for step in steps], warmup)
+    return _run_all("dry_run_shared()", [functools.partial(step) for step in steps], warmup)
 
 
-def _run_all(functions: Sequence[functools.partial[object]], warmup: int) -> tuple[DryRun, ...]:
+def _run_all(
+    caller: str, functions: Sequence[functools.partial[object]], warmup: int
+) -> tuple[DryRun, ...]:
     if not isinstance(warmup, int) or isinstance(warmup, bool) or warmup < 0:
         raise ArgumentError(f"warmup is {warmup!r}, expected a number of calls, at least 0")
     driver = _driver.current()
     if driver.is_capturing():
-        raise CaptureError("dry_run() inside a capture: end the capture first")
+        raise CaptureError(f"{caller} inside a capture: end the capture first")
     try:
-        # Graphed functions are part of the capture: their replays could not be undone.
-        with busy(), ExitStack() as graphs:
-            pool = driver.pool_handle()
-            return tuple(_run(driver, one, warmup, pool, graphs) for one in functions)
+        return _run_in_one_pool(driver, functions, warmup)
     finally:
         # Only here all resources of the run are gone.
         driver.empty_cache()
+
+
+def _run_in_one_pool(
+    driver: _driver.Driver, functions: Sequence[functools.partial[object]], warmup: int
+) -> tuple[DryRun, ...]:
+    pool, found = driver.pool_handle(), []
+    # Graphed functions are part of the capture: their replays could not be undone.
+    with busy(), ExitStack() as graphs:
+        for function in functions:
+            blocks = PoolBlocks(driver, pool)
+            found.append(_run(driver, function, warmup, pool, graphs))
+            # As in a ladder, garbage gives its blocks to the next capture.
+            blocks.are_left()
+    return tuple(found)
 
 
 def _run(

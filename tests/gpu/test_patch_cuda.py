@@ -245,6 +245,8 @@ def test_a_manager_of_torchs_that_is_kept_beyond_its_end_keeps_no_memory() -> No
             x = torch.randn(64, device="cuda")
             assert torch.allclose(fast(x), body(x))
         kept = cudagraph_trees.get_manager(0, create_if_none_exists=False)
+        assert kept is not None
+        assert private_segments() > before
         # What a graph in flight holds comes back later.
         torch.cuda.synchronize()
         cudagraph_trees.reset_cudagraph_trees()

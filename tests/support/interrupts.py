@@ -7,7 +7,7 @@ protect the end of a ``with`` block.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -15,19 +15,25 @@ __all__ = ["interrupt_at"]
 
 
 @contextmanager
-def interrupt_at(number: int, kept: list[BaseException] | None = None) -> Iterator[list[bool]]:
-    """Interrupt the block where the function of this number is entered; tell whether one was.
+def interrupt_at(
+    number: int,
+    kept: list[BaseException] | None = None,
+    events: Collection[str] = ("call",),
+) -> Iterator[list[bool]]:
+    """Interrupt the block at the place of this number; tell whether one was.
 
-    The interrupt goes to ``kept``, as a console keeps the last one with its frames.
+    Args:
+        number: The place.
+        kept: The interrupt goes there, as a console keeps the last one with its frames.
+        events: The places that count: where functions of Python are entered (``"call"``), and
+            where those of native code have returned (``"c_return"``).
     """
     found, count = [False], 0
 
     def signal(frame: FrameType, event: str, _: object) -> None:
         nonlocal count
         code = frame.f_code
-        # Python itself drops what a finalizer raises.
-        may_raise = code.co_name != "__del__" and not _is_left_out(frame)
-        if event == "call" and "cgraph" in code.co_filename and may_raise:
+        if event in events and "cgraph" in code.co_filename and not _is_left_out(frame):
             count += 1
             if count == number:
                 sys.setprofile(None)
@@ -46,7 +52,11 @@ def interrupt_at(number: int, kept: list[BaseException] | None = None) -> Iterat
 
 def _is_left_out(frame: FrameType | None) -> bool:
     while frame is not None:
-        if any(part in frame.f_code.co_filename for part in ("_captures", "_torch/host.py")):
+        code = frame.f_code
+        # Python itself drops what a finalizer raises.
+        if code.co_name == "__del__":
+            return True
+        if any(part in code.co_filename for part in ("_captures", "_torch/host.py")):
             return True
         frame = frame.f_back
     return False

@@ -44,7 +44,7 @@ def test_1_23_and_1_45_only_a_graph_that_serves_eight_replays_clears_the_count(
         lab, torch.add, fresh(lab, 4), fresh(lab, 4), static_input_idxs=[1], options=options
     )
     kept = []
-    told = pytest.warns(EagerWarning, match=r"write new weights in place.*moved from 0x")
+    told = pytest.warns(EagerWarning, match=r"moved from 0x.*Fix: write new weights in place")
     with told if graphs < 6 else nullcontext():
         for _ in range(6):
             kept.append(fresh(lab, 4))

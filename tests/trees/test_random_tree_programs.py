@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import sys
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 
 import pytest
 import torch
@@ -33,14 +34,21 @@ def test_what_is_held_is_right_or_raises_whenever_an_interrupt_comes(lab: Lab, s
     chosen = random.Random(seed)
 
     kept: list[BaseException] = []
+    places: list[list[bool]] = []
 
-    def around() -> AbstractContextManager[object]:
+    @contextmanager
+    def around() -> Iterator[None]:
         if chosen.random() < 0.6:
-            return nullcontext()
-        return interrupt_at(chosen.randrange(1, 40), kept if seed % 2 else None)
+            yield
+            return
+        number, events = chosen.randrange(1, 80), ("call", "c_return")
+        with interrupt_at(number, kept if seed % 2 else None, events) as found:
+            places.append(found)
+            yield
 
     functions = [(in_tree(lab, one, fresh(lab, 4, 4)), one) for one in BODIES]
     Program(lab, seed, functions).run(30, around)
+    assert any(found for [found] in places)
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -95,8 +95,8 @@ pub enum Error {
 
     /// No usable CUDA driver was found.
     #[error(
-        "to work without a GPU, choose the simulator by name (CGRAPH_DRIVER=sim, \
-         cgraph.sim.use(), Device::sim). Why: no CUDA driver, {reason}{}",
+        "no CUDA driver: {reason}{}. Fix: install NVIDIA's driver, or choose the simulator by name \
+         (CGRAPH_DRIVER=sim, cgraph.sim.use(), Device::sim)",
         tried(.looked_for)
     )]
     NoDriver {

@@ -88,6 +88,27 @@ fn inputs_that_move_with_one_that_moves_often_are_copied_with_it() {
 }
 
 #[test]
+fn an_input_that_moves_once_stays_however_often_a_written_one_moves() {
+    let (mut tree, id) = one_function(Function {
+        limit: None,
+        statics: vec![0, 1],
+        mutated: vec![0],
+        ..function(Mode::Inference)
+    });
+    let mut held = Held::default();
+    for number in 1..=12_u64 {
+        let inputs = [at(100 * number), at(if number < 5 { 5 } else { 6 })];
+        let call = Call {
+            function: id,
+            inputs: &inputs,
+            step: step(i64::try_from(number).expect("small")),
+        };
+        recorded(&mut tree, &call, &mut held, 1);
+    }
+    assert!(tree.moving(id).is_empty());
+}
+
+#[test]
 fn a_static_input_in_memory_that_is_written_is_never_copied() {
     let (mut tree, id) = one_function(Function {
         limit: None,

@@ -132,7 +132,7 @@ class Meter:
         self._where = user_line() or "?"
         self._blocks: list[tuple[int, int]] = []
         if is_recording():
-            self._weigh = functools.partial(self._weigh_closely, weigh)
+            self._weigh = functools.partial(_weighed_closely, look, weigh)
             self._blocks = look().blocks
         self._before = self._weigh()
         self._began = time.perf_counter()
@@ -172,10 +172,6 @@ class Meter:
             where=self._where,
             seconds=seconds,
         )
-
-    def _weigh_closely(self, weigh: Callable[[], PoolSizes]) -> PoolSizes:
-        state = self._look()
-        return PoolSizes(state.reserved, state.in_use, weigh().freed)
 
     def _timeline(self, after: PoolState, events: list[Event]) -> Timeline:
         """Return the blocks of this capture; the pool's timeline goes on with them."""
@@ -231,3 +227,9 @@ def record_memory() -> Iterator[None]:
     finally:
         with _counting:
             _recorders -= 1
+
+
+# No method: a meter that referred to itself would keep the pool.
+def _weighed_closely(look: Callable[[], PoolState], weigh: Callable[[], PoolSizes]) -> PoolSizes:
+    state = look()
+    return PoolSizes(state.reserved, state.in_use, weigh().freed)

@@ -55,7 +55,7 @@ def capture_ahead(
         if (against := key.shown.reason_against) is not None:
             text, where, kind = against
             reason = Reason(text, where, fix_for(kind))
-            raise CaptureError(f"{reason}. {answers.name} cannot be captured")
+            raise CaptureError(reason.told(f"{answers.name} cannot be captured"))
         known = len(answers.reads.copied)
         captured, placed = _captured(answers, key, call, like)
         if len(answers.reads.copied) > known and captured.shown is not None:

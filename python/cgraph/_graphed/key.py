@@ -39,9 +39,14 @@ class Reason:
         self.fix = fix
 
     def __str__(self) -> str:
-        """Return the place, the remedy and the reason, in this order."""
+        """Return the place, the reason and the fix, in this order."""
+        return self.told()
+
+    def told(self, effect: str = "") -> str:
+        """Return the place, the reason, what comes of it, and the fix, in this order."""
         where = "" if self.where is None else f"{self.where}: "
-        return f"{where}{self.text}" if self.fix is None else f"{where}{self.fix}. Why: {self.text}"
+        so = f". {effect}" if effect else ""
+        return f"{where}{self.text}{so}" + ("" if self.fix is None else f". Fix: {self.fix}")
 
 
 class Key:

@@ -39,28 +39,26 @@ class OneTimeWarnings:
         if reason is None:
             return
         if self._raises and counts:
-            raise CaptureError(f"{reason}. {self._name} cannot be captured for ({key.text})")
-        self._say(
-            reason.text, f"{reason}. {self._name} runs eagerly for ({key.text})", EagerWarning
-        )
+            raise CaptureError(reason.told(f"{self._name} cannot be captured for ({key.text})"))
+        text = reason.told(f"{self._name} runs eagerly for ({key.text})")
+        self._say(reason.text, text, EagerWarning)
 
     def of_places(self, stopped: str | None) -> None:
         """Warn that places from the one of this name on are not compared; not if it is None."""
         if stopped is None:
             return
         text = (
-            "keep large tables in a tensor, or exclude them from the guards:"
-            f" guards={{{stopped!r}: False}}. Why: {self._name} reads more than {MOST_PLACES:,}"
-            f" places, and those from {stopped} on are not compared: replays use their values at"
-            " the capture"
+            f"{self._name} reads more than {MOST_PLACES:,} places, and those from {stopped} on are"
+            " not compared: replays use their values at the capture. Fix: keep large tables in a"
+            f" tensor, or exclude them from the guards: guards={{{stopped!r}: False}}"
         )
         self._say("places", text, PlacesWarning)
 
     def of_held(self) -> None:
         """Warn that a static result is still held."""
         text = (
-            f'clone what is kept, or take outputs="fresh". Why: a result of {self._name} from the'
-            " last call but one is still held, and each call overwrites it"
+            f"a result of {self._name} from the last call but one is still held, and each call"
+            ' overwrites it. Fix: clone what is kept, or take outputs="fresh"'
         )
         self._say("held", str(Reason(text, user_line())), ResultWarning)
 

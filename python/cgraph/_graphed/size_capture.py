@@ -112,8 +112,8 @@ def record_sized(
         if not changed:
             raise UnlikeError
         raise CaptureError(
-            f"make that state first: call {plan.name} once with as many rows. Why: it changes"
-            f" {changed[0].name}, which {changed[0].verb}"
+            f"{plan.name} changes {changed[0].name}, which {changed[0].verb}. Fix: make that state"
+            f" first: call {plan.name} once with as many rows"
         )
     recorded.mutated = [
         place

@@ -258,9 +258,9 @@ def _dump(folder: Path, *, traced: torch.fx.GraphModule, split: torch.fx.GraphMo
 def _once(reason: str | None) -> str:
     if reason and "dispatch key set mismatch" in reason:
         return (
-            "call the model in the mode in which it was compiled, torch.no_grad() or"
-            " torch.inference_mode(), with inputs that were made in it. Why: PiecewiseBackend can"
-            f" only be called once, and Dynamo compiles the code again, as {reason}"
+            "PiecewiseBackend can only be called once, and Dynamo compiles the code again, as"
+            f" {reason}. Fix: call the model in the mode in which it was compiled, torch.no_grad()"
+            " or torch.inference_mode(), with inputs that were made in it"
         )
     if reason:
         why = f"Dynamo compiles the code again, as {reason}"
@@ -269,9 +269,9 @@ def _once(reason: str | None) -> str:
     else:
         why = "the backend has another model already"
     return (
-        f"PiecewiseBackend can only be called once, and {why}. Mark the size of a batch in every"
-        " input that has it, with cgraph.piecewise.mark_size(x, 0) before the first call, keep"
-        " everything else equal between calls, and make one backend for each model"
+        f"PiecewiseBackend can only be called once, and {why}. Fix: mark the size of a batch in"
+        " every input that has it, with cgraph.piecewise.mark_size(x, 0) before the first call,"
+        " keep everything else equal between calls, and make one backend for each model"
     )
 
 
@@ -291,9 +291,9 @@ def _explained(run: Callable[..., Any], graph: torch.fx.GraphModule) -> Callable
                 raise
             line = _torch.first_line_of(graph) or "the model"
             raise CaptureError(
-                "take a part of fixed size in a way that does not depend on the open one, as"
-                f" x.narrow(0, 0, 1) in place of x[:1]. Why: in {line} torch has assumed a relation"
-                f" of sizes that does not hold: {text}"
+                f"in {line} torch has assumed a relation of sizes that does not hold: {text}. Fix:"
+                " take a part of fixed size in a way that does not depend on the open one, as"
+                " x.narrow(0, 0, 1) in place of x[:1]"
             ) from error
 
     return explained

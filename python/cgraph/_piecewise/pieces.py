@@ -132,9 +132,9 @@ class Compiler:
         except _torch.compiler_errors() as error:
             line = _torch.first_line_of(graph) or "the model"
             raise CaptureError(
-                f"torch's compiler fails at piece {part.item.graph_id}, at {line}: write that"
-                " another way, let an operator of it be one of splitting_ops, or set"
-                f" compiler='eager'. Why: {error}"
+                f"torch's compiler fails at piece {part.item.graph_id}, at {line}: {error}. Fix:"
+                " write that another way, let an operator of it be one of splitting_ops, or set"
+                " compiler='eager'"
             ) from error
         if part.form is None or self._cache.folder is None:
             return compiled

@@ -60,21 +60,21 @@ def require_cuda() -> None:
     """
     if not hasattr(torch._C, "_CudaStreamBase"):
         raise NoDriverError(
-            "install a CUDA build of torch 2.8 or newer, or choose the simulator by name"
-            f" (CGRAPH_DRIVER=sim, cgraph.sim.use()). Why: torch {torch.__version__} is built"
-            " without CUDA"
+            f"torch {torch.__version__} is built without CUDA. Fix: install a CUDA build of torch"
+            " 2.8 or newer, or choose the simulator by name (CGRAPH_DRIVER=sim, cgraph.sim.use())"
         )
     missing = [name for name in _NEEDED if not hasattr(torch._C, name)]
     if missing:
         raise lacks(f"torch._C.{missing[0]}")
     if torch.cuda.get_allocator_backend() == "cudaMallocAsync":
         raise TorchError(
-            "take backend:cudaMallocAsync out of PYTORCH_CUDA_ALLOC_CONF (or PYTORCH_ALLOC_CONF):"
-            " captures need torch's native allocator, and this one ends the process at exit"
+            "torch's allocator is cudaMallocAsync, which has no pools for captures and ends the"
+            " process at exit. Fix: take backend:cudaMallocAsync out of PYTORCH_CUDA_ALLOC_CONF (or"
+            " PYTORCH_ALLOC_CONF)"
         )
     if os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING"):
         raise TorchError(
-            "unset PYTORCH_NO_CUDA_MEMORY_CACHING"
-            f" (it is {os.environ['PYTORCH_NO_CUDA_MEMORY_CACHING']!r}): without torch's caching"
-            " allocator each allocation inside a capture fails"
+            f"PYTORCH_NO_CUDA_MEMORY_CACHING is {os.environ['PYTORCH_NO_CUDA_MEMORY_CACHING']!r}:"
+            " without torch's caching allocator each allocation inside a capture fails. Fix: unset"
+            " it"
         )

@@ -268,7 +268,8 @@ def _require_here(compiler: Any) -> None:
     for word in ("async", "progressive"):
         if getattr(compiler, f"fx_compile_{word}", False):
             raise CaptureError(
-                "unset TORCHINDUCTOR_FX_COMPILE_MODE, or compile with another backend. Why: it is"
-                f" {os.environ.get('TORCHINDUCTOR_FX_COMPILE_MODE')!r}, so that Inductor finishes"
-                " a compilation in another thread, which finds no graph tree"
+                "TORCHINDUCTOR_FX_COMPILE_MODE is"
+                f" {os.environ.get('TORCHINDUCTOR_FX_COMPILE_MODE')!r}: Inductor finishes a"
+                " compilation in another thread, which finds no graph tree. Fix: unset it, or"
+                " compile with another backend"
             )

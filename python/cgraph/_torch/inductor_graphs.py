@@ -181,15 +181,16 @@ def let_managers_go() -> None:
     """
     manager: Any = getattr(sys.modules.get(_TREES), "CUDAGraphTreeManager", None)
     shutdown = getattr(manager, "shutdown", None)
-    if shutdown is None or hasattr(shutdown, "__wrapped__"):
+    if shutdown is None or hasattr(shutdown, _LETS_GO):
         return
 
     @functools.wraps(shutdown)
     def ended(self: Any) -> None:
         shutdown(self)
-        if (token := getattr(self, _TOKEN, None)) is not None:
+        if isinstance(token := getattr(self, _TOKEN, None), tuple):
             setattr(self, _TOKEN, (token[0], token[1]))
 
+    setattr(ended, _LETS_GO, True)
     manager.shutdown = ended
 
 
@@ -210,6 +211,7 @@ def _module_of_trees() -> Any:
 
 _TREES = "torch._inductor.cudagraph_trees"
 _TOKEN = "cuda_graphs_thread_pool"
+_LETS_GO = "_cgraph_lets_go"
 
 
 class _OfDevice:

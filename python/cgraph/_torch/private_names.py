@@ -20,8 +20,8 @@ try:
     from torch.utils.weak import TensorWeakRef as TensorWeakRef
 except ImportError as error:
     raise TorchError(
-        f"use a torch that this cgraph supports (2.8 to 2.15). Why: in torch {torch.__version__}"
-        f" cgraph found no class that its own ones derive from: {error}"
+        f"torch {torch.__version__} has no class that cgraph's own ones derive from: {error}. Fix:"
+        " use a torch that this cgraph supports (2.8 to 2.15)"
     ) from error
 
 __all__ = [

@@ -157,9 +157,9 @@ class Cudagraphified:
 
 
 _MANY = (
-    "pad inputs to a few sizes, or set the options capture_sizes, max_sizes or skip_dynamic_graphs."
-    " Why: CUDAGraph supports dynamic shapes by recording a new graph for each distinct input size,"
-    " and {name} has {count} of them"
+    "CUDAGraph supports dynamic shapes by recording a new graph for each distinct input size, and"
+    " {name} has {count} of them. Fix: pad inputs to a few sizes, or set the options capture_sizes,"
+    " max_sizes or skip_dynamic_graphs"
     " (torch._inductor.config.triton.cudagraph_dynamic_shape_warn_limit=None silences this)"
 )
 

@@ -96,8 +96,8 @@ class CudaGraphModule(torch.nn.Module):
         sizes = [args[place].shape[dimension] for place, dimension in self._sizes]
         form = self._form([*args, *sizes])
         inputs = [*args]
-        if form.layouts is not None:
-            self._lay_out(inputs, form.layouts, places)
+        if form.layouts is not None and not self._lay_out(inputs, form.layouts, places):
+            return self.gm(*args)
         graphs = self._in_graphs(inputs) if self._graphs is None else self._graphs
         if self._writes_shared(args, last):
             return self.gm(*args)
@@ -185,8 +185,11 @@ class CudaGraphModule(torch.nn.Module):
 
     def _lay_out(
         self, inputs: list[Any], layouts: Sequence[_Layout | None], places: Sequence[int]
-    ) -> None:
-        """Lay each argument at these places out as the first one in its place."""
+    ) -> bool:
+        """Lay each argument at these places out as the first one in its place.
+
+        Return False if one cannot be: hooks on saved tensors have spread out an expanded one.
+        """
         for place in places:
             given, expected = inputs[place], layouts[place]
             found = self._layout(place, given)
@@ -194,13 +197,18 @@ class CudaGraphModule(torch.nn.Module):
                 continue
             is_other = found is None or found[:-1] != expected[:-1]
             # A graph reads those that stay where they are; what a forward pass has saved may not.
-            stays = place in self._in_place or (place in self._statics and self._mode != "backward")
-            if is_other or stays or 0 in expected[-1]:
+            is_backward = self._mode == "backward"
+            stays = place in self._in_place or (place in self._statics and not is_backward)
+            is_expanded = 0 in expected[-1]
+            if is_expanded and is_backward and not is_other:
+                return False
+            if is_other or stays or is_expanded:
                 raise ArgumentError(
                     f"argument {place} of {self._name} is a tensor {_shown(found)}, expected one"
                     f" {_shown(expected)} as in the first call"
                 )
             inputs[place] = given.new_empty_strided(given.shape, expected[-1]).copy_(given)
+        return True
 
     def _layout(self, place: int, value: Any) -> _Layout | None:
         """Return what must be as in the first call, and the strides, which copies change."""

@@ -206,10 +206,13 @@ class GraphTree(_core.Tree):
                 keeps_held=said.keeps_held,
                 described=said.input,
             )
+            if node is not None:
+                self._owning.append(node)
         except BaseException as error:
             # The locals of the function hold tensors of the pool.
             forget_locals(error)
-            if blocks.are_left():
+            # An interrupt may come when the node stands in the tree.
+            if blocks.are_left() or len(self.path) > len(new.path):
                 self._start_over()
             raise
         if node is None:
@@ -218,7 +221,6 @@ class GraphTree(_core.Tree):
             self._start_over()
             self._note_eager(function, "keeps", 0)
         else:
-            self._owning.append(node)
             node.graph.replay()
         return results
 
@@ -314,14 +316,14 @@ class GraphTree(_core.Tree):
             for one in ready:
                 one.own()
             self._driver.restore(pool, path[-1].checkpoint, live, dead)
+            self._owning = path
+            new.own_path()
         except BaseException:
             # Nobody knows what the pool is like.
             for storage in live:
                 _torch.make_stale(storage, function.message)
             self._start_over()
             raise
-        self._owning = list(path)
-        new.own_path()
 
     def _end_for(self, function: Function, inputs: list[Any], ended: _Ended) -> None:
         """End a path with a call, whose inputs may be outputs of it: these stay right."""
@@ -402,9 +404,10 @@ class GraphTree(_core.Tree):
 
 
 _MOVING = (
-    "write new weights in place, as parameter.data.copy_(new). Why: each call of {name} copies"
-    " inputs from here on, as they were elsewhere in four captures of few replays: {inputs}."
-    " Weights that are gathered for each step, as by fully_shard, have to be copied"
+    "each call of {name} copies inputs from here on, as they, or others beside them, were elsewhere"
+    " in four captures of few replays: {inputs}. Fix: write new weights in place, as"
+    " parameter.data.copy_(new); those that are gathered for each step, as by fully_shard, have to"
+    " be copied"
 )
 
 

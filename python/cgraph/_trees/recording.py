@@ -95,8 +95,8 @@ def record(
         del results, outputs
         made.reset()
         raise CaptureError(
-            "write in place, as parameter.data.copy_(new). Why: a function gives other memory to"
-            f" {described(moved[0])}, which its replays would not do"
+            f"a function gives other memory to {described(moved[0])}, which its replays would not"
+            " do. Fix: write in place, as parameter.data.copy_(new)"
         )
     known_blocks = {one.address for one in outputs.storages}
     if blocks.are_left(known_blocks):

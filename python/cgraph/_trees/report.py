@@ -148,10 +148,11 @@ def _nothing(frames: int) -> str:
     if not frames:
         return 'No function is in a graph tree: use torch.compile(fn, backend="cgraph").'
     return (
-        "No function is in a graph tree: compile modules of your own, or the model before it is"
-        f" wrapped. Why: torch.compile looked at {plural(frames, 'function')} and gave no backend"
-        " a graph of them. Code of libraries is left as it is where calls go through it first, as"
-        " nn.Sequential inside of DistributedDataParallel or fully_shard"
+        "No function is in a graph tree: torch.compile looked at"
+        f" {plural(frames, 'function')} and gave no backend a graph of them. Code of libraries is"
+        " left as it is where calls go through it first, as nn.Sequential inside of"
+        " DistributedDataParallel or fully_shard. Fix: compile modules of your own, or the model"
+        " before it is wrapped"
     )
 
 

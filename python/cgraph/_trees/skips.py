@@ -84,13 +84,13 @@ def skip(name: str, why: Why, options: TreeOptions, *, is_counted: bool = False)
     is_told = (name, why.reason) in _told
     if not (is_told or is_counted):
         _torch.count_skip()
-    remedy = f"{why.remedy}. Why: " if why.remedy else ""
-    text = f"{remedy}skipping cudagraphs due to {why.reason}"
+    text = f"skipping cudagraphs due to {why.reason}"
+    fix = f". Fix: {why.remedy}" if why.remedy else ""
     if options.strict:
-        raise CaptureError(f"{text}. {name} is not captured, and the options say strict")
+        raise CaptureError(f"{text}: {name} is not captured, and the options say strict{fix}")
     if not is_told:
         _told.add((name, why.reason))
-        text = f"{text}. {name} runs without a graph"
+        text = f"{text}: {name} runs without a graph{fix}"
         warnings.warn(text, EagerWarning, stacklevel=levels_to_user())
 
 

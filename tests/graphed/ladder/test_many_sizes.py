@@ -38,7 +38,7 @@ def test_a_ladder_in_which_a_flag_changes_raises_and_puts_it_back(lab: Lab) -> N
     function = cgraph.graphed(net, sizes=SIZES)
     with (
         cgraph.register_graph_capture_end_hook(switch),
-        pytest.raises(CaptureError, match=r"make that state first.*self\.training"),
+        pytest.raises(CaptureError, match=r"self\.training.*Fix: make that state first"),
     ):
         function.capture(fresh(lab, 8, 5))
     assert net.training

@@ -232,10 +232,12 @@ impl Tree {
         let many = self.siblings(open.parent, open.function).len() >= MANY_SIBLINGS;
         let known = &mut self.functions[open.function.0 as usize];
         let elsewhere = known.recordings.note(&open.statics, gone);
+        let copied = |(place, _): &(u32, u32)| !open.written.contains(place);
+        let elsewhere: Vec<_> = elsewhere.into_iter().filter(copied).collect();
         let are_many = elsewhere.iter().any(|(_, count)| *count >= MOST_MOVES);
-        let often = elsewhere.into_iter().filter(|(place, count)| {
-            (many || (are_many && *count > 0)) && !open.written.contains(place)
-        });
+        let often = elsewhere
+            .into_iter()
+            .filter(|(_, count)| many || (are_many && *count > 0));
         known.moving.extend(often.map(|(place, _)| place));
         let moving = &known.moving;
         known.function.statics.retain(|one| !moving.contains(one));

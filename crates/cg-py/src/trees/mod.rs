@@ -37,7 +37,8 @@ pub(crate) fn exchange_memory(one: u64, other: u64) {
     }
 }
 
-/// Call functions with nothing, one after another: an interrupt finds all of them called or none.
+/// Call native functions with nothing, one after another, until one raises: an interrupt finds all of them called or
+/// none.
 #[pyfunction]
 #[expect(
     clippy::needless_pass_by_value,
