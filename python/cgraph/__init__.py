@@ -73,6 +73,7 @@ __all__ = [
     "make_graphed_callables",
     "memory",
     "patch_torch",
+    "picture",
     "piecewise",
     "record_memory",
     "register_graph_capture_end_hook",
@@ -102,7 +103,7 @@ _ON_FIRST_USE = {
 }
 
 if _TYPE_CHECKING:
-    from cgraph import aot, piecewise, trees
+    from cgraph import aot, picture, piecewise, trees
     from cgraph.breaks import eager_break
     from cgraph.dryrun import dry_run, dry_run_shared
     from cgraph.explanation import explain
@@ -115,7 +116,7 @@ else:
 
     def __getattr__(name: str) -> object:
         """Import a name on first use, as many programs never need it."""
-        if name in ("aot", "piecewise", "trees"):
+        if name in ("aot", "picture", "piecewise", "trees"):
             return _import_module(f"cgraph.{name}")
         if name not in _ON_FIRST_USE:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

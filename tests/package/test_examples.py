@@ -1,0 +1,48 @@
+"""The programs of ``examples`` run as they are, on the simulator."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import pytest
+import torch
+
+import cgraph
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+# Those that no other test runs, with words of what they print.
+PRINTED = {
+    "breaks": "captured",
+    "capture_safety": "",
+    "compile": "losses",
+    "hooks": "replayed",
+    "inference": "2 of 2 keys captured",
+    "pause_resume": "paused",
+    "training_step": "loss",
+    "variable_batch": "captured",
+}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="an example takes the GPU if there is one")
+@pytest.mark.parametrize("name", PRINTED)
+def test_an_example_runs_as_a_program(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CGRAPH_DRIVER", "sim")
+    torch.compiler.reset()
+    cgraph.trees.reset()
+    try:
+        runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+    except SystemExit as end:
+        assert end.code == 0
+    assert PRINTED[name] in capsys.readouterr().out
+    torch.compiler.reset()
+
+
+def test_each_example_is_known_and_short() -> None:
+    files = sorted(EXAMPLES.glob("*.py"))
+    assert {one.stem for one in files} == {*PRINTED, "serve"}
+    long = {one.stem for one in files if len(one.read_text().splitlines()) >= 100}
+    assert long <= {"serve"}
