@@ -24,7 +24,8 @@ from cgraph._captures.sim_pools import SimHandle, SimMemPool
 from cgraph._captures.turns import Turn
 from cgraph._driver import Captured, Handle
 from cgraph._operators.operator_mode import OperatorMode
-from cgraph._operators.schemas import tensors_of, touches_memory
+from cgraph._operators.schemas import name_of, tensors_of, touches_memory
+from cgraph._source import user_line
 from cgraph._torch import (
     CpuFakeMode,
     DataDependentOutput,
@@ -367,17 +368,20 @@ class Recorder(_torch.Bystander):
 
     def _refuse(self, stream: _core.Stream, func: Any, cause: Exception | None) -> Any:
         """Fail like an operator that waits for a capturing stream."""
+        place = user_line()
+        said = (
+            f"{'' if place is None else f'{place}: '}{name_of(func)} needs a value from the device"
+        )
         try:
             stream.synchronize()
         except DriverError as error:
             failure = CaptureError(
-                f"{func} needs a value from the device while the stream captures: {error}. Keep the"
-                " value on the device (torch.where, masks, fixed shapes), or move the operator out"
-                " of the capture"
+                f"{said} while the stream captures: {error}. Fix: keep the value on the device"
+                " (torch.where, masks, fixed shapes), or move the operator out of the capture"
             )
             failure.code = error.code
             raise failure from cause
-        raise CaptureError(f"{func} needs a value from the device, which a capture cannot give")
+        raise CaptureError(f"{said}, which a capture cannot give")
 
 
 def _uncommon_kind(tensor: torch.Tensor) -> str | None:

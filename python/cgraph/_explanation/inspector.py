@@ -18,6 +18,7 @@ from cgraph._explanation.findings import Log
 from cgraph._explanation.random_draws import draws_noted
 from cgraph._explanation.stream_order import Streams
 from cgraph._operators.refused import REFUSED, refused_copy
+from cgraph._operators.schemas import name_of
 from cgraph._source import Place
 from cgraph._torch import tree_iter
 
@@ -124,7 +125,7 @@ class _Operators(_torch.Bystander):
     ) -> Any:
         """Note the reasons against capturing an operator, and run it."""
         kwargs = kwargs or {}
-        self._last = _name(func)
+        self._last = name_of(func)
         tensors = [leaf for leaf in tree_iter((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         on_device = [one for one in tensors if self._is_on_device(one)]
         place = self._here()
@@ -231,12 +232,6 @@ class _Operators(_torch.Bystander):
         if self._device_type == "cpu":
             return id(value) in self._literals
         return value.numel() == 1 and value.device.type == "cpu"
-
-
-def _name(func: Any) -> str:
-    """Return the operator's name without its overload, as ``aten.item``."""
-    name = ".".join(str(func).split(".")[:2])
-    return "aten.item" if name == "aten._local_scalar_dense" else name
 
 
 def _optimizer_check(log: Log, here: Callable[[], Place]) -> Callable[..., None]:
