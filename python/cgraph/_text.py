@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import difflib
 import re
+import shutil
+import sys
+import textwrap
 from collections.abc import Iterable, Sequence
-from typing import overload
+from typing import TextIO, overload
 
 __all__ = [
     "first_line",
     "in_time",
     "in_units",
     "plural",
+    "print_fitted",
     "printable",
     "short_place",
     "shown",
@@ -33,6 +37,31 @@ def first_line(error: BaseException) -> str:
     except Exception:  # a user's class may raise anything
         text = type(error).__qualname__
     return text.strip().split("\n", maxsplit=1)[0]
+
+
+def print_fitted(text: object, file: TextIO | None = None) -> None:
+    """Print tables and sentences; on a terminal cut and wrap them to its width.
+
+    Args:
+        text: What is printed.
+        file: Where, by default standard output.
+    """
+    out = sys.stdout if file is None else file
+    lines = str(text).splitlines()
+    if out.isatty():
+        width = max(20, shutil.get_terminal_size().columns)
+        lines = [part for line in lines for part in _fitted(line, width)]
+    print("\n".join(lines), file=out)
+
+
+def _fitted(line: str, width: int) -> list[str]:
+    """Return a line in parts of a width; a table's line is cut."""
+    if len(line) <= width:
+        return [line]
+    is_of_table = "  " in line.strip() or "─" in line
+    if is_of_table:
+        return [f"{line[: width - 1]}…"]
+    return textwrap.wrap(line, width, subsequent_indent="  ", break_on_hyphens=False)
 
 
 def shown(value: object) -> str:

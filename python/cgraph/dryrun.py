@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -28,7 +27,7 @@ from cgraph._captures.pool_blocks import PoolBlocks
 from cgraph._given import require_type
 from cgraph._operators.rollback import Rollback
 from cgraph._python.named_objects import named_by
-from cgraph._text import in_units
+from cgraph._text import in_units, print_fitted
 from cgraph.cudagraph import CUDAGraph
 from cgraph.errors import ArgumentError, CaptureError
 from cgraph.graphs import graph
@@ -79,7 +78,7 @@ class DryRun:
 
     def show(self, file: TextIO | None = None) -> None:
         """Print the numbers, to standard output unless a file is given."""
-        print(self, file=file or sys.stdout)
+        print_fitted(self, file)
 
     def plot(self, path: str | PathLike[str]) -> None:
         """Draw the blocks of the capture in their order; see :meth:`cgraph.ledger.Memory.plot`."""

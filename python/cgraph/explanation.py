@@ -14,7 +14,6 @@
 from __future__ import annotations
 
 import inspect
-import sys
 import types
 from collections.abc import Callable
 from contextlib import suppress
@@ -28,7 +27,7 @@ from cgraph._python.assignments import Assignments
 from cgraph._python.guards import Guards
 from cgraph._python.libraries import is_library_module
 from cgraph._python.named_objects import named_by
-from cgraph._text import table
+from cgraph._text import print_fitted, table
 from cgraph.breaks import breakable
 from cgraph.errors import ArgumentError, CaptureError, add_note
 
@@ -71,7 +70,7 @@ class Explanation:
 
     def show(self, file: TextIO | None = None) -> None:
         """Print the table, to standard output unless a file is given."""
-        print(self, file=file or sys.stdout)
+        print_fitted(self, file)
 
 
 def explain(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:

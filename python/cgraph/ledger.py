@@ -12,7 +12,6 @@
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from cgraph import _driver
 from cgraph._driver import Handle
-from cgraph._text import in_units, short_place, table
+from cgraph._text import in_units, print_fitted, short_place, table
 from cgraph.errors import StateError
 from cgraph.mempool import MemPool
 from cgraph.timeline import Timeline
@@ -111,7 +110,7 @@ class GraphMemory:
 
     def show(self, file: TextIO | None = None) -> None:
         """Print the numbers as a table, to standard output unless a file is given."""
-        print(_graphs_table([self]), file=file or sys.stdout)
+        print_fitted(_graphs_table([self]), file)
 
     def plot(self, path: str | PathLike[str]) -> None:
         """Draw the blocks of the capture in their order; see :meth:`Memory.plot`."""
@@ -155,7 +154,7 @@ class Memory:
 
     def show(self, file: TextIO | None = None) -> None:
         """Print the tables, to standard output unless a file is given."""
-        print(self, file=file or sys.stdout)
+        print_fitted(self, file)
 
     def plot(
         self, path: str | PathLike[str], pool: MemPool | CUDAGraph | Handle | None = None

@@ -15,7 +15,6 @@ A key is the set of common properties of calls that share one graph: shapes, dty
 
 from __future__ import annotations
 
-import sys
 from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass
 from os import PathLike
@@ -24,6 +23,7 @@ from typing import Any, Literal, TextIO
 from cgraph._reports import text
 from cgraph._reports.advice import advice
 from cgraph._reports.page import fragment, page
+from cgraph._text import print_fitted
 
 __all__ = ["FunctionReport", "KeyReport", "Report", "Rerecording", "State"]
 
@@ -118,7 +118,7 @@ class _Shown(ABC):
 
     def show(self, file: TextIO | None = None) -> None:
         """Print the tables, to standard output unless a file is given."""
-        print(self, file=file or sys.stdout)
+        print_fitted(self, file)
 
     def html(self, path: str | PathLike[str] | None = None) -> str:
         """Return one page that needs no other files and has no scripts.

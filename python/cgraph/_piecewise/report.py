@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any, TextIO
 from cgraph._piecewise.counters import Counters
 from cgraph._piecewise.pieces import Part
 from cgraph._piecewise.sized_calls import Size
-from cgraph._text import in_time, in_units, plural, table
+from cgraph._text import in_time, in_units, plural, print_fitted, table
 
 __all__ = ["PieceReport", "PiecewiseReport", "SizeReport", "report_of"]
 
@@ -107,7 +106,7 @@ class PiecewiseReport:
 
     def show(self, file: TextIO | None = None) -> None:
         """Print the lines, to standard output unless a file is given."""
-        print(self, file=file or sys.stdout)
+        print_fitted(self, file)
 
 
 _HEAD = ["size", "captured", "replays", "pool", "execs", "bridges", "nodes", "capture"]
