@@ -180,6 +180,20 @@ def test_a_recording_that_fails_leaves_a_weight_as_it_was(lab: Lab) -> None:
 
 
 @both
+def test_a_gradient_of_a_gradient_is_refused_where_weights_are_saved_transposed(
+    lab: Lab, backend: str
+) -> None:
+    model = nn.Sequential(nn.Linear(3, 8), nn.SiLU(), nn.Linear(8, 1)).to(lab.device)
+    fast = torch.compile(lambda x: model(x * 2).sum(), backend=backend)
+    with torch._functorch.config.patch(donated_buffer=False):
+        for _ in range(5):
+            x = fresh(lab, 4, 3).requires_grad_()
+            with pytest.raises(RuntimeError, match="does not currently support double backward"):
+                (force,) = torch.autograd.grad(fast(x), x, create_graph=True)
+                force.square().sum().backward()
+
+
+@both
 def test_what_hooks_have_saved_in_other_strides_is_right(lab: Lab, backend: str) -> None:
     model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 4)).to(lab.device)
     fast = torch.compile(model, backend=backend)

@@ -179,6 +179,8 @@ def compile_with_aot(
         fw_compiler=boxed("forward"),
         bw_compiler=boxed("backward"),
         inference_compiler=boxed("inference"),
+        # It saves weights, not their transposes: AOTAutograd sees their gradients in these alone.
+        partition_fn=functions.min_cut_rematerialization_partition,
         keep_inference_input_mutations=True,
     )(graph_module, inputs)
     return made
