@@ -22,6 +22,13 @@ $(STAMP): requirements/dev.txt
 	$(BIN)/python -m pip install --quiet --requirement requirements/dev.txt
 	touch $@
 
+# Pin what is installed here, without the package itself.
+.PHONY: lock
+lock: $(STAMP)
+	{ head -1 requirements/dev.txt; $(BIN)/python -m pip freeze --all --exclude-editable \
+		--exclude pip --exclude cgraph-torch --exclude ziglang; } > target/dev.txt
+	mv target/dev.txt requirements/dev.txt
+
 build: $(STAMP)
 	VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin develop --release --quiet > /dev/null
 

@@ -148,15 +148,7 @@ def test_trap_T38_an_error_of_a_hook_for_all_is_reported_and_breaks_nothing(
         raise KeyError("of all")
 
     x, seen = fresh(lab, 8), []
-    registrations = [
-        cgraph.register_graph_capture_start_hook,
-        cgraph.register_graph_capture_end_hook,
-        cgraph.register_graph_instantiate_hook,
-        cgraph.register_graph_replay_start_hook,
-        cgraph.register_graph_replay_end_hook,
-        cgraph.register_graph_destroy_hook,
-    ]
-    handles = [register(broken) for register in registrations]
+    handles = [getattr(cgraph.hooks, name)(broken) for name in cgraph.hooks.__all__]
     handles.append(cgraph.register_graph_replay_end_hook(seen.append))
     graph, y = captured(lab, x)
     graph.replay()

@@ -145,3 +145,9 @@ def test_the_chart_and_the_page_of_benchmarks_are_those_of_the_last_runs() -> No
     tables = chart["latest"]()
     assert (DOCS / "benchmarks.md").read_text() == chart["page"](tables)
     assert (DOCS / "images/speed.svg").read_text() == chart["chart"](tables)
+
+
+@pytest.mark.skipif(not README.exists(), reason="the bundle for GPU machines has no requirements")
+def test_what_is_installed_for_development_are_versions_alone() -> None:
+    lines = (README.parent / "requirements/dev.txt").read_text().splitlines()
+    assert [one for one in lines[1:] if not re.fullmatch(r"[\w.-]+==[\w.+]+", one)] == []

@@ -63,17 +63,9 @@ def test_hooks_that_raise_change_no_result(
         if chosen.random() < 0.5:
             raise ValueError
 
-    registers = (
-        cgraph.register_graph_capture_start_hook,
-        cgraph.register_graph_capture_end_hook,
-        cgraph.register_graph_instantiate_hook,
-        cgraph.register_graph_replay_start_hook,
-        cgraph.register_graph_replay_end_hook,
-        cgraph.register_graph_destroy_hook,
-    )
     with ExitStack() as hooks:
-        for register in registers:
-            hooks.enter_context(register(hook))
+        for name in cgraph.hooks.__all__:
+            hooks.enter_context(getattr(cgraph.hooks, name)(hook))
         functions = [(in_tree(lab, one, fresh(lab, 4, 4)), one) for one in BODIES]
         Program(lab, seed, functions).run(12)
     assert set(raised) == {ValueError}

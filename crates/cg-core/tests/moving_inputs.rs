@@ -5,7 +5,7 @@ mod support;
 
 use cg_core::tree::{Answer, Call, Function, Input, Mode, OutputId, Reason, Tree};
 
-use support::{Held, at, called, function, one_function, recorded, step};
+use support::{Held, at, called, function, one_function, recorded, recorded_each, step};
 
 #[test]
 fn only_eight_replays_let_a_function_be_recorded_anew_as_often_again() {
@@ -72,17 +72,11 @@ fn inputs_that_move_with_one_that_moves_often_are_copied_with_it() {
             statics: vec![0, 1],
             ..function(Mode::Inference)
         });
-        let mut held = Held::default();
-        for number in 1..=9_u64 {
+        let moves = (1..=9_u64).map(|number| {
             let second = if number < moves_at { 5 } else { 6 };
-            let inputs = [at(100 * number), at(second)];
-            let call = Call {
-                function: id,
-                inputs: &inputs,
-                step: step(i64::try_from(number).expect("small")),
-            };
-            recorded(&mut tree, &call, &mut held, 1);
-        }
+            [at(100 * number), at(second)]
+        });
+        recorded_each(&mut tree, id, moves);
         assert_eq!(tree.moving(id), moving);
     }
 }
@@ -95,16 +89,8 @@ fn an_input_that_moves_once_stays_however_often_a_written_one_moves() {
         mutated: vec![0],
         ..function(Mode::Inference)
     });
-    let mut held = Held::default();
-    for number in 1..=12_u64 {
-        let inputs = [at(100 * number), at(if number < 5 { 5 } else { 6 })];
-        let call = Call {
-            function: id,
-            inputs: &inputs,
-            step: step(i64::try_from(number).expect("small")),
-        };
-        recorded(&mut tree, &call, &mut held, 1);
-    }
+    let moves = (1..=12_u64).map(|number| [at(100 * number), at(if number < 5 { 5 } else { 6 })]);
+    recorded_each(&mut tree, id, moves);
     assert!(tree.moving(id).is_empty());
 }
 
@@ -116,20 +102,14 @@ fn a_static_input_in_memory_that_is_written_is_never_copied() {
         mutated: vec![0],
         ..function(Mode::Inference)
     });
-    let mut held = Held::default();
-    for number in 1..=12_u64 {
+    let moves = (1..=12_u64).map(|number| {
         let view = Input {
             address: 100 * number + 8,
             memory: 100 * number,
         };
-        let inputs = [at(100 * number), view];
-        let call = Call {
-            function: id,
-            inputs: &inputs,
-            step: step(i64::try_from(number).expect("small")),
-        };
-        recorded(&mut tree, &call, &mut held, 1);
-    }
+        [at(100 * number), view]
+    });
+    recorded_each(&mut tree, id, moves);
     assert!(tree.moving(id).is_empty());
 }
 

@@ -63,7 +63,8 @@ def _torch_names() -> Check:
     try:
         _torch.require_cuda()
     except TorchError as error:
-        return Check("torch", "error", f"{version}: {error}", "install a torch from 2.8 to 2.15")
+        cause, fix = _parts(error)
+        return Check("torch", "error", f"{version}: {cause}", fix)
     return Check("torch", "ok", f"{version}, built for CUDA {torch.version.cuda}")
 
 
@@ -72,7 +73,7 @@ _OLDEST_DRIVER = 12040
 _BUGS = {
     "590.48.01": (
         "an update of an exec silently keeps the cluster size that a kernel had before",
-        "capture anew instead of CUDAGraph.update, or install 595 or newer",
+        "instantiate anew instead of an update (cg-core), or install 595 or newer",
     ),
 }
 
@@ -81,9 +82,8 @@ def _device() -> Iterator[Check]:
     try:
         driver = _driver_version()
     except CgraphError as error:
-        fix = "install NVIDIA's driver 550 or newer; without a GPU: CGRAPH_DRIVER=sim"
         state: State = "warning" if os.environ.get("CGRAPH_DRIVER") == "sim" else "error"
-        yield Check("CUDA driver", state, str(error).splitlines()[0], fix)
+        yield Check("CUDA driver", state, *_parts(error))
         return
     text = f"CUDA {driver // 1000}.{driver % 1000 // 10}"
     is_old = driver < _OLDEST_DRIVER
@@ -100,6 +100,12 @@ def _device() -> Iterator[Check]:
         one = torch.cuda.get_device_properties(ordinal)
         memory = f"{one.total_memory / 2**30:.0f} GiB"
         yield Check(f"cuda:{ordinal}", "ok", f"{one.name}, {memory}, sm_{one.major}{one.minor}")
+
+
+def _parts(error: CgraphError) -> tuple[str, str]:
+    """Return the cause and the fix that an error has."""
+    cause, _, fix = str(error).partition(". Fix: ")
+    return cause, fix
 
 
 def _driver_version() -> int:

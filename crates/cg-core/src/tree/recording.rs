@@ -231,9 +231,8 @@ impl Tree {
     pub fn let_move(&mut self, open: &mut Open, gone: &[u32]) {
         let many = self.siblings(open.parent, open.function).len() >= MANY_SIBLINGS;
         let known = &mut self.functions[open.function.0 as usize];
-        let elsewhere = known.recordings.note(&open.statics, gone);
-        let copied = |(place, _): &(u32, u32)| !open.written.contains(place);
-        let elsewhere: Vec<_> = elsewhere.into_iter().filter(copied).collect();
+        let mut elsewhere = known.recordings.note(&open.statics, gone);
+        elsewhere.retain(|(place, _)| !open.written.contains(place));
         let are_many = elsewhere.iter().any(|(_, count)| *count >= MOST_MOVES);
         let often = elsewhere
             .into_iter()

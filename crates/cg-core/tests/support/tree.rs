@@ -57,6 +57,23 @@ pub(crate) fn function(mode: Mode) -> Function {
     }
 }
 
+/// Record calls of a function with inputs that are elsewhere in each, one in a step.
+pub(crate) fn recorded_each(
+    tree: &mut Tree,
+    function: FunctionId,
+    inputs: impl IntoIterator<Item = [Input; 2]>,
+) {
+    let mut held = Held::default();
+    for (number, inputs) in (1..).zip(inputs) {
+        let call = Call {
+            function,
+            inputs: &inputs,
+            step: step(number),
+        };
+        recorded(tree, &call, &mut held, 1);
+    }
+}
+
 /// Record a call that returns one piece of memory.
 pub(crate) fn recorded(
     tree: &mut Tree,
