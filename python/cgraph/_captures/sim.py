@@ -369,9 +369,8 @@ class Recorder(_torch.Bystander):
     def _refuse(self, stream: _core.Stream, func: Any, cause: Exception | None) -> Any:
         """Fail like an operator that waits for a capturing stream."""
         place = user_line()
-        said = (
-            f"{'' if place is None else f'{place}: '}{name_of(func)} needs a value from the device"
-        )
+        where = "" if place is None else f"{place}: "
+        said = f"{where}{name_of(func)} needs a value from the device"
         try:
             stream.synchronize()
         except DriverError as error:
