@@ -56,7 +56,7 @@ def test_a_step_waits_until_a_loss_of_an_earlier_call_is_gone() -> None:
         assert all(near(a, b) for a, b in zip(net.parameters(), twin.parameters(), strict=True))
 
     call()
-    with pytest.warns(EagerWarning, match=r"let it go.*somebody keeps has a history"):
+    with pytest.warns(EagerWarning, match=r"somebody keeps has a history.*let it go"):
         call()
     for _ in range(3):
         call()

@@ -61,7 +61,7 @@ def test_compiled_pieces_are_as_in_eager_for_each_size() -> None:
 def test_a_part_of_the_open_size_that_is_broadcast_is_named_with_its_line() -> None:
     backend = PiecewiseBackend(capture_sizes=[4], cache=False)
     fast = torch.compile(lambda x: torch.tanh(x) - torch.tanh(x)[:1], backend=backend)
-    with pytest.raises(RuntimeError, match=r"narrow\(0, 0, 1\).*test_pieces_cuda.py:\d+"):
+    with pytest.raises(RuntimeError, match=r"test_pieces_cuda.py:\d+.*narrow\(0, 0, 1\)"):
         for _ in range(2):
             fast(mark_size(torch.randn(8, 16, device="cuda")))
 
