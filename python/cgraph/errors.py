@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cgraph._reason import Reason
+    from cgraph.causes import Cause
+
 __all__ = [
     "ArgumentError",
     "CallableError",
@@ -33,6 +39,12 @@ class CgraphError(RuntimeError):
     """
 
     code: int | None = None
+    _reason: Reason | None = None
+
+    @property
+    def cause(self) -> Cause | None:
+        """The cause, where it is one of those with a code and a page."""
+        return None if self._reason is None else self._reason.cause
 
 
 class DriverError(CgraphError):
@@ -106,7 +118,20 @@ class NoDriverError(CgraphError):
 
 
 class CgraphWarning(UserWarning):
-    """The base of all warnings of cgraph."""
+    """The base of all warnings of cgraph.
+
+    A message ends with the code of its cause, so each can be silenced by itself::
+
+        warnings.filterwarnings("ignore", message="(?s).*CG-HELD-RESULT")
+
+    """
+
+    _reason: Reason | None = None
+
+    @property
+    def cause(self) -> Cause | None:
+        """The cause, where it is one of those with a code and a page."""
+        return None if self._reason is None else self._reason.cause
 
 
 class EagerWarning(CgraphWarning):

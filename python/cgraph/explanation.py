@@ -17,18 +17,19 @@ import inspect
 import types
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, TextIO
 
 from cgraph import _core, _driver
 from cgraph._captures.busy import busy
-from cgraph._explanation.findings import KINDS, Finding, Log
+from cgraph._explanation.findings import Finding, Log
 from cgraph._python.assignments import Assignments
 from cgraph._python.guards import Guards
 from cgraph._python.libraries import is_library_module
 from cgraph._python.named_objects import named_by
 from cgraph._text import print_fitted, table
 from cgraph.breaks import breakable
+from cgraph.causes import Cause
 from cgraph.errors import ArgumentError, CaptureError, add_note
 
 __all__ = ["Explanation", "Finding", "explain"]
@@ -53,7 +54,7 @@ class Explanation:
 
     def to_dict(self) -> dict[str, Any]:
         """Return ``ok`` and the findings as plain values, without the result."""
-        return {"ok": self.ok, "findings": [asdict(finding) for finding in self.findings]}
+        return {"ok": self.ok, "findings": [finding.to_dict() for finding in self.findings]}
 
     def __str__(self) -> str:
         """Return the findings as a table, with a fix for each kind below."""
@@ -64,8 +65,10 @@ class Explanation:
             (one.severity, one.kind, one.place, one.operator, str(one.count), _short(one.source))
             for one in self.findings
         ]
-        kinds = dict.fromkeys(finding.kind for finding in self.findings)
-        fixes = [f"{kind}: {KINDS[kind].what}. Fix: {KINDS[kind].fix}." for kind in kinds]
+        causes = dict.fromkeys(finding.cause for finding in self.findings)
+        fixes = [
+            f"{one.kind}: {one.what}. Fix: {one.fix} (cgraph why {one.code})." for one in causes
+        ]
         return "\n".join([table(head, rows), "", *fixes])
 
     def show(self, file: TextIO | None = None) -> None:
@@ -141,7 +144,7 @@ def explain(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Expla
         # Libraries load parts of themselves.
         is_module = isinstance(change.target.holder, types.ModuleType)
         if not (is_module and is_library_module(change.target.holder)):
-            log.add("python state", change.target.name, _begin_of(function))
+            log.add(Cause.PYTHON_STATE, change.target.name, _begin_of(function))
     return Explanation(log.findings(), result)
 
 

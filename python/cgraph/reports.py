@@ -67,9 +67,10 @@ class KeyReport:
         copied_bytes: Of the tensors among arguments and at guarded places that a replay copies.
         breaks: The eager breaks of a call, in order.
         frozen: The memory that it reads without a guard: it stays as at the capture.
-        fix: The fix of a failed capture, where one is known.
+        fix: The fix of the reason; None if there is no reason, or it passes by itself.
         has_sizes: True if the function has ``sizes``, so that giving some cannot be the advice.
         is_simulated: True for a graph of the simulator, whose times say nothing about a device.
+        code: The code of the reason, as ``CG-HOST-READ``: ``cgraph why CG-HOST-READ`` has a page.
     """
 
     key: str
@@ -88,6 +89,7 @@ class KeyReport:
     has_sizes: bool = False
     copied_bytes: int | None = None
     is_simulated: bool = False
+    code: str | None = None
 
     @property
     def advice(self) -> str | None:

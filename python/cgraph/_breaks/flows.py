@@ -22,17 +22,13 @@ import torch
 from cgraph import _torch
 from cgraph._autograd.gradients import with_own_memory
 from cgraph._autograd.history import leaves_behind, nodes_behind
+from cgraph._reason import Reason
 from cgraph._torch import tree_flatten, tree_unflatten
 from cgraph.breaks import Breakable, Work, innermost
+from cgraph.causes import Cause
 from cgraph.errors import CallableError, CaptureError
 
-__all__ = ["WAY_BACK", "Flow", "no_way_back", "requires_gradient", "unreached"]
-
-WAY_BACK = (
-    "make it a parameter of a module that the function names, pass it as an argument, or call under"
-    " torch.no_grad()"
-)
-"""Advice for a tensor that would get no gradient."""
+__all__ = ["Flow", "no_way_back", "requires_gradient", "unreached"]
 
 
 class Flow(ABC):
@@ -265,14 +261,16 @@ def _refuse(reason: str, *_: torch.Tensor | None) -> None:
 
 def no_way_back(user: str, tensor: torch.Tensor) -> CallableError:
     """Return the error of a user that requires a gradient of a tensor that would not get one."""
-    return CallableError(f"{unreached(user, tensor)}: {WAY_BACK}")
+    reason = unreached(user, tensor)
+    return reason.given_to(CallableError(str(reason)))
 
 
-def unreached(user: str, tensor: torch.Tensor) -> str:
-    """Return the text about a user that requires a gradient of a tensor that would not get one."""
-    return (
+def unreached(user: str, tensor: torch.Tensor) -> Reason:
+    """Return the reason against a user that requires a gradient of a tensor that would get none."""
+    return Reason(
+        Cause.NO_GRADIENT,
         f"{user} requires a gradient of a tensor of shape {list(tensor.shape)} that is not an"
-        " argument and in no module that the function names"
+        " argument and in no module that the function names",
     )
 
 

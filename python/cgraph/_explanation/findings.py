@@ -11,163 +11,49 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
 from cgraph import _source
 from cgraph._operators.refused import REFUSED
-from cgraph._text import short_place
+from cgraph._reason import Reason
+from cgraph._text import first_line, short_place
 from cgraph.breaks import Work
+from cgraph.causes import Cause, Severity
 from cgraph.errors import CaptureError, CgraphError
 
 __all__ = [
-    "KINDS",
     "Finding",
     "Log",
     "blame",
     "blame_at_end",
-    "fix_of",
+    "failed_by",
 ]
 
-
-class Advice(NamedTuple):
-    """The advice on a kind of finding.
-
-    Attributes:
-        severity: ``"refused"`` or ``"frozen"``.
-        what: The action of such a line, to be read after "it".
-        fix: The remedy.
-    """
-
-    severity: str
-    what: str
-    fix: str
-
-
-KINDS = {
-    "host read": Advice(
-        "refused",
-        "reads a value on the host, which waits for the device",
-        "return the tensor and read it after the replay",
-    ),
-    "branch": Advice(
-        "refused",
-        "lets a value on the device decide in Python, which waits for the device",
-        "choose on the device with torch.where, or decide outside and capture each case",
-    ),
-    "wait": Advice(
-        "refused",
-        "waits for the device, or asks whether it has finished",
-        "wait after the replay; inside, order streams with wait_stream()",
-    ),
-    "shape": Advice(
-        "refused",
-        "makes a shape that depends on values, which the host must wait for",
-        "keep the shape fixed: torch.where or a mask to multiply with, a size or output_size given",
-    ),
-    "host copy": Advice(
-        "refused",
-        "copies from host memory to the device",
-        "make the tensor on the device before the capture, and copy new values in before a replay",
-    ),
-    "generator": Advice(
-        "refused",
-        "draws from a generator of its own",
-        "draw from the default one, or call graph.register_generator_state(generator) before the"
-        " capture",
-    ),
-    "seed": Advice(
-        "refused",
-        "seeds random numbers or sets their state",
-        "do it before the capture, or pass random numbers as an argument",
-    ),
-    "host random": Advice(
-        "frozen",
-        "draws random numbers of Python: replays keep those of the capture",
-        "draw torch's, or pass them as an argument",
-    ),
-    "optimizer": Advice(
-        "refused",
-        "steps an optimizer that counts its steps on the host",
-        "make the optimizer with capturable=True",
-    ),
-    "unjoined stream": Advice(
-        "refused",
-        "puts work on a forked stream that nothing waits for at the end",
-        "let the capturing stream wait for it afterwards: stream.wait_stream(side)",
-    ),
-    "outside wait": Advice(
-        "refused",
-        "lets a stream of the capture wait for work that is not part of it",
-        "fork the other stream first: side.wait_stream(stream)",
-    ),
-    "default stream": Advice(
-        "refused",
-        "lets the default stream wait for the capture, of which it cannot be part",
-        "use a torch.cuda.Stream() in its place",
-    ),
-    "outside stream": Advice(
-        "frozen",
-        "puts work on a stream that the capture does not reach: no replay does it again",
-        "let that stream wait for the capturing one first; it cannot be the default stream",
-    ),
-    "host operand": Advice(
-        "frozen",
-        "gives work of the device a tensor on the host: replays keep the value of the capture",
-        "move the tensor to the device before the capture",
-    ),
-    "host number": Advice(
-        "frozen",
-        "reads a number from a tensor on the host: replays keep it, and all branches on it",
-        "keep the number in a tensor on the device, or capture a graph for each value",
-    ),
-    "first use": Advice(
-        "refused",
-        "uses a library of CUDA's for the first time, in this thread or for such a shape, and it"
-        " takes memory of its own",
-        "call the function once before the capture, in the same thread",
-    ),
-    "python state": Advice(
-        "frozen",
-        "changes values of Python, which no replay of a CUDAGraph does; those of graphed assign to"
-        " attributes and to items of dictionaries, and do nothing else",
-        "keep it in a tensor that is written in place, or change it outside of the capture",
-    ),
-    "print": Advice(
-        "frozen",
-        "prints: replays print nothing",
-        "print after the replay",
-    ),
-    "unknown": Advice(
-        "refused",
-        "does what a stream must not do while it captures",
-        "cgraph.explain(function, ...) runs it without a capture and names the operator",
-    ),
-}
 
 # Names that a line of Python calls, besides those of operators.
 _CALLS = {
     **REFUSED,
-    **dict.fromkeys(("cpu", "tolist", "print", "numpy", "int", "float"), "host read"),
-    **dict.fromkeys(("__repr__", "__format__", "str", "repr"), "host read"),
-    **dict.fromkeys(("bool", "__bool__"), "branch"),
-    **dict.fromkeys(("synchronize", "query", "elapsed_time"), "wait"),
-    **dict.fromkeys(("tensor", "as_tensor", "cuda"), "host copy"),
+    **dict.fromkeys(("cpu", "tolist", "print", "numpy", "int", "float"), Cause.HOST_READ),
+    **dict.fromkeys(("__repr__", "__format__", "str", "repr"), Cause.HOST_READ),
+    **dict.fromkeys(("bool", "__bool__"), Cause.BRANCH),
+    **dict.fromkeys(("synchronize", "query", "elapsed_time"), Cause.WAIT),
+    **dict.fromkeys(("tensor", "as_tensor", "cuda"), Cause.HOST_COPY),
 }
 
 # Parts of error texts of torch, CUDA and the simulator.
 _TEXTS = {
-    "capturable": "optimizer",
-    "CUDA generator": "generator",
-    "draws from a generator": "generator",
-    "dependency created on uncaptured work": "outside wait",
-    "STREAM_CAPTURE_ISOLATION": "outside wait",
-    "legacy stream": "default stream",
-    "STREAM_CAPTURE_IMPLICIT": "default stream",
-    "STREAM_CAPTURE_UNJOINED": "unjoined stream",
+    "capturable": Cause.OPTIMIZER,
+    "CUDA generator": Cause.GENERATOR,
+    "draws from a generator": Cause.GENERATOR,
+    "dependency created on uncaptured work": Cause.OUTSIDE_WAIT,
+    "STREAM_CAPTURE_ISOLATION": Cause.OUTSIDE_WAIT,
+    "legacy stream": Cause.DEFAULT_STREAM,
+    "STREAM_CAPTURE_IMPLICIT": Cause.DEFAULT_STREAM,
+    "STREAM_CAPTURE_UNJOINED": Cause.UNJOINED_STREAM,
     # cuBLAS, cuSOLVER and cuSPARSE; cuDNN; cuFFT, which has a plan for each shape.
-    "Create(handle)": "first use",
-    "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED": "first use",
-    "CUFFT_INTERNAL_ERROR": "first use",
+    "Create(handle)": Cause.FIRST_USE,
+    "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED": Cause.FIRST_USE,
+    "CUFFT_INTERNAL_ERROR": Cause.FIRST_USE,
 }
 _WHERE = "cgraph.explain(function, ...) names the operator and its line"
 _OPTIMIZERS = os.path.join("torch", "optim", "")
@@ -180,37 +66,53 @@ class Finding:
     """One thing on one line that a capture would refuse or freeze.
 
     Attributes:
-        kind: The kind, in at most two words, as ``"host read"``.
-        severity: ``"refused"``: a capture fails there. ``"frozen"``: it goes on, and replays keep
-            the values of the capture.
+        cause: What the line does, with its fix.
         operator: The operator or function, as ``aten.item`` or ``torch.cuda.synchronize``.
         file: The innermost file outside torch and cgraph.
         line: Its line.
         source: The line's text; empty if there is no file.
         count: The number of times that the line did it.
-        fix: The remedy.
     """
 
-    kind: str
-    severity: str
+    cause: Cause
     operator: str
     file: str
     line: int
     source: str
     count: int
-    fix: str
+
+    @property
+    def kind(self) -> str:
+        """The cause, in at most two words, as ``"host read"``."""
+        return self.cause.kind
+
+    @property
+    def severity(self) -> Severity:
+        """``"refused"``: a capture fails there. ``"frozen"``: replays keep the capture's values."""
+        return self.cause.severity
+
+    @property
+    def fix(self) -> str:
+        """The remedy."""
+        return self.cause.fix
 
     @property
     def place(self) -> str:
         """The file's name and folder, and the line."""
         return short_place(f"{self.file}:{self.line}")
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the finding as plain values, with the code of its cause."""
+        about = {name: getattr(self, name) for name in ("kind", "severity", "fix")}
+        own = {name: value for name, value in vars(self).items() if name != "cause"}
+        return {"code": self.cause.code, **about, **own}
+
 
 class Log:
     """A count of findings by line, except those of breaks, which stay eager."""
 
     def __init__(self) -> None:
-        self._counts: dict[tuple[str, str, _source.Place], int] = {}
+        self._counts: dict[tuple[Cause, str, _source.Place], int] = {}
         self._is_aside = False
 
     def run(self, work: Work, args: Any, kwargs: Any) -> Any:
@@ -221,33 +123,28 @@ class Log:
         finally:
             self._is_aside = before
 
-    def add(self, kind: str, operator: str, place: _source.Place) -> None:
+    def add(self, cause: Cause, operator: str, place: _source.Place) -> None:
         """Note that a line did something."""
         if self._is_aside:
             return
-        if kind == "host read" and any(
-            (known, at) == ("optimizer", place) for known, _, at in self._counts
+        if cause is Cause.HOST_READ and any(
+            (known, at) == (Cause.OPTIMIZER, place) for known, _, at in self._counts
         ):
             # The optimizer reads its count of steps.
             return
-        key = kind, operator, place
+        key = cause, operator, place
         self._counts[key] = self._counts.get(key, 0) + 1
 
     def refuses(self, place: _source.Place) -> bool:
         """Return whether something that a capture refuses was noted for a line."""
-        return any(
-            KINDS[kind].severity == "refused" and at == place for kind, _, at in self._counts
-        )
+        return any(cause.severity == "refused" and at == place for cause, _, at in self._counts)
 
     def findings(self) -> tuple[Finding, ...]:
         """Return the findings, in the order in which they first happened."""
         found = []
-        for (kind, operator, (file, line)), count in self._counts.items():
-            advice = KINDS[kind]
+        for (cause, operator, (file, line)), count in self._counts.items():
             source = linecache.getline(file, line).strip()
-            found.append(
-                Finding(kind, advice.severity, operator, file, line, source, count, advice.fix)
-            )
+            found.append(Finding(cause, operator, file, line, source, count))
         return tuple(found)
 
 
@@ -264,55 +161,58 @@ def blame(error: BaseException, is_broken: bool) -> str | None:
     found = _blamed(error, is_broken)
     if found is None:
         return None
-    kind, level = found
+    cause, level = found
     file, line = level.tb_frame.f_code.co_filename, level.tb_lineno
     source = linecache.getline(file, line).strip()
-    where = short_place(f"{file}:{line}") + (f" `{source}`" if source else "")
-    return f"{where}: {KINDS[kind].what}: {KINDS[kind].fix}"
+    text = f"`{source}` {cause.what}" if source else f"it {cause.what}"
+    return str(Reason(cause, text, f"{file}:{line}"))
 
 
-def fix_of(error: BaseException) -> str | None:
-    """Return the fix for a capture's failure; None if it is not known."""
-    found = _blamed(error, is_broken=False)
+def failed_by(error: BaseException) -> Reason:
+    """Return the reason why a capture failed, from its error."""
+    own = getattr(error, "_reason", None)
+    if isinstance(own, Reason):
+        return own.at(_source.place_of(error))
+    found, fix = _blamed(error, is_broken=False), None
     if found is not None:
-        kind = found[0]
-    elif isinstance(error, CaptureError):
-        kind = _kind_at_end(error)
+        cause = found[0]
+    elif isinstance(error, CaptureError) and _cause_at_end(error) is not Cause.UNKNOWN:
+        cause = _cause_at_end(error)
+        fix = f"{cause.fix}; {_WHERE}"
     else:
-        return None
-    if kind == "unknown":
-        return None
-    return KINDS[kind].fix if found is not None else f"{KINDS[kind].fix}; {_WHERE}"
+        cause = Cause.CAPTURE_FAILED
+    return Reason(cause, first_line(error), _source.place_of(error), fix)
 
 
 def blame_at_end(error: CaptureError) -> str | None:
     """Return why a capture cannot end, and how to find the line; None if not known."""
-    kind = _kind_at_end(error)
-    said = f"the function {KINDS[kind].what}: {KINDS[kind].fix}; {_WHERE}"
-    return None if kind == "unknown" else said
+    cause = _cause_at_end(error)
+    if cause is Cause.UNKNOWN:
+        return None
+    return str(Reason(cause, f"the function {cause.what}", None, f"{cause.fix}; {_WHERE}"))
 
 
-def _kind_at_end(error: CaptureError) -> str:
-    """Return the kind of a failure that happens in no line of the user's."""
-    return next((kind for part, kind in _TEXTS.items() if part in str(error)), "unknown")
+def _cause_at_end(error: CaptureError) -> Cause:
+    """Return the cause of a failure that happens in no line of the user's."""
+    return next((cause for part, cause in _TEXTS.items() if part in str(error)), Cause.UNKNOWN)
 
 
-def _blamed(error: BaseException, is_broken: bool) -> tuple[str, TracebackType] | None:
-    """Return the kind of a capture's failure, and the user's innermost frame."""
+def _blamed(error: BaseException, is_broken: bool) -> tuple[Cause, TracebackType] | None:
+    """Return the cause of a capture's failure, and the user's innermost frame."""
     text = _text(error)
     frames = list(_levels(error.__traceback__))
     mine = [place for place, level in enumerate(frames) if _is_users(level)]
     if not mine or not _is_of_capture(error, text, is_broken, frames[-1]):
         return None
     level, inner = frames[mine[-1]], frames[mine[-1] + 1 :]
-    kind = _kind(text or "", level, [one.tb_frame.f_code.co_name for one in inner])
+    cause = _cause(text or "", level, [one.tb_frame.f_code.co_name for one in inner])
     steps = [one for one in map(_capturable_at, inner) if one is not None]
     if steps:
         # An optimizer that is already capturable has failed for another reason.
-        kind = "unknown" if all(steps) else "optimizer"
-    if kind == "unknown" and isinstance(error, CgraphError):
+        cause = Cause.UNKNOWN if all(steps) else Cause.OPTIMIZER
+    if cause is Cause.UNKNOWN and isinstance(error, CgraphError):
         return None  # its own text says more
-    return kind, level
+    return cause, level
 
 
 def _capturable_at(level: TracebackType) -> bool | None:
@@ -348,26 +248,26 @@ def _is_of_capture(
 
 
 def _has_first_use(text: str) -> bool:
-    return any(part in text for part, kind in _TEXTS.items() if kind == "first use")
+    return any(part in text for part, cause in _TEXTS.items() if cause is Cause.FIRST_USE)
 
 
-def _kind(text: str, level: TracebackType, inner: list[str]) -> str:
-    """Return the kind of a failure, from its text, the user's frame and the frames inside it."""
-    for part, kind in _TEXTS.items():
+def _cause(text: str, level: TracebackType, inner: list[str]) -> Cause:
+    """Return the cause of a failure, from its text, the user's frame and the frames inside it."""
+    for part, cause in _TEXTS.items():
         if part in text:
-            return kind
+            return cause
     operators = re.findall(r"\baten\.(\w+)", text)
     segment = _segment(level).strip()
     names = [*re.findall(r"\b(\w+)\s*\(", segment), *inner]
     known = [_CALLS[name] for name in (*operators, *names) if name in _CALLS]
     operation = _operation(level)
     if operation.startswith(("POP_JUMP", "JUMP_IF", "TO_BOOL", "UNARY_NOT")):
-        return "branch"
+        return Cause.BRANCH
     if known:
         return known[0] if operators and operators[0] in REFUSED else known[-1]
     if _UNPINNED in text:
-        return "host copy"
-    return "shape" if segment.endswith("]") or "SUBSCR" in operation else "unknown"
+        return Cause.HOST_COPY
+    return Cause.SHAPE if segment.endswith("]") or "SUBSCR" in operation else Cause.UNKNOWN
 
 
 def _levels(trace: TracebackType | None) -> Iterator[TracebackType]:

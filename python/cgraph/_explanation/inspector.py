@@ -21,6 +21,7 @@ from cgraph._operators.refused import REFUSED, refused_copy
 from cgraph._operators.schemas import name_of
 from cgraph._source import Place
 from cgraph._torch import tree_iter
+from cgraph.causes import Cause
 
 __all__ = ["inspected"]
 
@@ -84,7 +85,7 @@ class _Calls(TorchFunctionMode):
         """Note the call and make it."""
         before, self.running = self.running, getattr(func, "__name__", "")
         if self._is_read(args):
-            self._log.add("host read", f"Tensor.{self.running}", self._here())
+            self._log.add(Cause.HOST_READ, f"Tensor.{self.running}", self._here())
         try:
             return func(*args, **(kwargs or {}))
         finally:
@@ -129,8 +130,8 @@ class _Operators(_torch.Bystander):
         tensors = [leaf for leaf in tree_iter((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         on_device = [one for one in tensors if self._is_on_device(one)]
         place = self._here()
-        for kind in self._kinds(func, args, kwargs, tensors, on_device):
-            self._log.add(kind, self._last, place)
+        for cause in self._causes(func, args, kwargs, tensors, on_device):
+            self._log.add(cause, self._last, place)
             # Autograd passes the warnings of its threads on to the line of the backward pass.
             self._unheard += threading.get_ident() != self._thread
         if self._is_work(on_device, kwargs) and _torch.evaluating_node() is None:
@@ -151,42 +152,42 @@ class _Operators(_torch.Bystander):
             self._unheard -= 1
             return
         self._heard.add(key)
-        self._log.add("host read", self._last, place)
+        self._log.add(Cause.HOST_READ, self._last, place)
 
-    def _kinds(
+    def _causes(
         self,
         func: Any,
         args: Any,
         kwargs: dict[str, Any],
         tensors: Sequence[torch.Tensor],
         on_device: Sequence[torch.Tensor],
-    ) -> Iterator[str]:
+    ) -> Iterator[Cause]:
         # Operators of higher order have no namespace.
         name = self._last.rpartition(".")[2]
         if self._draws_alone(args, kwargs):
-            yield "generator"
+            yield Cause.GENERATOR
         if name == "item" and not on_device:
             if tensors and id(tensors[0]) not in self._literals:
-                yield "host number"
+                yield Cause.HOST_NUMBER
             return
         if not self._is_work(on_device, kwargs):
             return
         if name in _COPIES:
-            if (kind := refused_copy(name, args, kwargs, self._device_type)) is not None:
-                yield kind
+            if (cause := refused_copy(name, args, kwargs, self._device_type)) is not None:
+                yield cause
         elif name == "lift_fresh":
             if self._device_type != "cpu" or args[0].dim():
                 # A literal; on the simulator a single number may also be on the host.
-                yield "host copy"
+                yield Cause.HOST_COPY
         elif name in ("index", *_INDEXED_WRITES):
             yield from self._indexed(name, args, kwargs)
         elif on_device and self._reads(func, name, kwargs):
-            known = REFUSED.get(name, "shape")
-            is_branch = known == "host read" and self._calls.running == "__bool__"
-            yield "branch" if is_branch else known
+            known = REFUSED.get(name, Cause.SHAPE)
+            is_branch = known is Cause.HOST_READ and self._calls.running == "__bool__"
+            yield Cause.BRANCH if is_branch else known
         elif "attention" not in name and any(self._is_outside(one) for one in tensors):
             # Kernels of attention keep their random state on the host only outside of captures.
-            yield "host operand"
+            yield Cause.HOST_OPERAND
 
     def _reads(self, func: Any, name: str, kwargs: dict[str, Any]) -> bool:
         if name == "repeat_interleave":
@@ -194,18 +195,18 @@ class _Operators(_torch.Bystander):
         tags = getattr(func, "tags", ())
         return name in REFUSED or torch.Tag.dynamic_output_shape in tags
 
-    def _indexed(self, name: str, args: Any, kwargs: dict[str, Any]) -> Iterator[str]:
+    def _indexed(self, name: str, args: Any, kwargs: dict[str, Any]) -> Iterator[Cause]:
         indices = [one for one in args[1] if one is not None]
         masks = [one for one in indices if one.dtype in (torch.bool, torch.uint8)]
         value = args[2] if name != "index" else None
         if masks:
             fills = value is not None and len(indices) == 1 and self._is_number(value)
             if not fills or kwargs.get("accumulate", args[3] if len(args) > 3 else False):
-                yield "shape"
+                yield Cause.SHAPE
         elif any(self._is_outside(one) for one in indices):
-            yield "host copy"
+            yield Cause.HOST_COPY
         elif value is not None and self._is_outside(value):
-            yield "host operand"
+            yield Cause.HOST_OPERAND
 
     def _draws_alone(self, args: Any, kwargs: dict[str, Any]) -> bool:
         generator = _torch.generator_among(args, kwargs)
@@ -237,7 +238,7 @@ class _Operators(_torch.Bystander):
 def _optimizer_check(log: Log, here: Callable[[], Place]) -> Callable[..., None]:
     def check(optimizer: torch.optim.Optimizer, *_: object) -> None:
         if not all(group.get("capturable", True) for group in optimizer.param_groups):
-            log.add("optimizer", f"{type(optimizer).__name__}.step", here())
+            log.add(Cause.OPTIMIZER, f"{type(optimizer).__name__}.step", here())
 
     return check
 

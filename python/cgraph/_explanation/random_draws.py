@@ -19,6 +19,7 @@ import torch
 
 from cgraph._explanation.findings import Log
 from cgraph._source import Place, is_omitted, user_place
+from cgraph.causes import Cause
 
 __all__ = ["draws_noted"]
 
@@ -57,7 +58,7 @@ def draws_noted(log: Log, here: Callable[[], Place]) -> Iterator[None]:
             if (now := state()) != before:
                 known[number] = name, state, now
                 place = frame.f_code.co_filename, frame.f_code.co_firstlineno
-                log.add("host random", name, place)
+                log.add(Cause.HOST_RANDOM, name, place)
 
     def heard(frame: FrameType, event: Any, function: Any) -> None:
         is_at_end = event in ("call", "return")
@@ -65,19 +66,19 @@ def draws_noted(log: Log, here: Callable[[], Place]) -> Iterator[None]:
         if is_at_end and known and not _is_of_library(frame.f_code.co_filename):
             look(frame.f_back if event == "call" else frame)
         if event == "c_call" and function is print and _is_of_function(frame):
-            log.add("print", "print", here())
+            log.add(Cause.PRINT, "print", here())
         if event == "c_call":
             owner, name = getattr(function, "__self__", None), function.__name__
             if isinstance(owner, torch.Generator):
                 if name in _SEEDS and not _is_told_of(frame, owner):
-                    log.add("seed", f"Generator.{name}", here())
+                    log.add(Cause.SEED, f"Generator.{name}", here())
             elif isinstance(owner, random.Random) and name in _DRAWS:
                 drawing: FrameType | None = frame
                 while drawing is not None and drawing.f_globals.get("__name__") == "random":
                     drawing = drawing.f_back
                 # Draws of Python, of torch or of an import are not values of the function.
                 if drawing is not None and _is_of_function(drawing):
-                    log.add("host random", f"random.{name}", user_place(drawing) or here())
+                    log.add(Cause.HOST_RANDOM, f"random.{name}", user_place(drawing) or here())
         if before is not None:
             before(frame, event, function)
 

@@ -19,6 +19,7 @@ from cgraph import _core
 from cgraph._driver import Driver
 from cgraph._explanation.findings import Log
 from cgraph._source import Place
+from cgraph.causes import Cause
 
 __all__ = ["Streams"]
 
@@ -54,7 +55,7 @@ class Streams:
         if self._is_of_capture(clock):
             self._forked[stream] = (operator, place)
         else:
-            self._log.add("outside stream", operator, place)
+            self._log.add(Cause.OUTSIDE_STREAM, operator, place)
 
     def record(self, event: object, stream: Any) -> None:
         """Note that an event is recorded on a stream."""
@@ -74,7 +75,7 @@ class Streams:
         seen = self._clock(self._origin)
         for stream, (operator, place) in self._forked.items():
             if seen.get(stream, 0) < self._clock(stream)[stream]:
-                self._log.add("unjoined stream", operator, place)
+                self._log.add(Cause.UNJOINED_STREAM, operator, place)
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -113,7 +114,7 @@ class Streams:
             yield
 
     def _waited(self, operator: str, *_args: object, **_kwargs: object) -> None:
-        self._log.add("wait", operator, self._here())
+        self._log.add(Cause.WAIT, operator, self._here())
 
     def _event_recorded(self, _result: object, event: object, stream: Any = None) -> None:
         self.record(event, stream or torch.cuda.current_stream())
@@ -124,10 +125,10 @@ class Streams:
     def _wait(self, stream: Any, other: _Clock) -> None:
         clock = self._clock(stream)
         if stream == self._default and self._is_of_capture(other):
-            self._log.add("default stream", "Stream.wait", self._here())
+            self._log.add(Cause.DEFAULT_STREAM, "Stream.wait", self._here())
             return
         if self._is_of_capture(clock) and not self._is_of_capture(other):
-            self._log.add("outside wait", "Stream.wait", self._here())
+            self._log.add(Cause.OUTSIDE_WAIT, "Stream.wait", self._here())
             return
         for one, time in other.items():
             clock[one] = max(clock.get(one, 0), time)

@@ -8,10 +8,11 @@ from typing import Any
 
 from cgraph import _core, _driver
 from cgraph._graphed.call import Call
-from cgraph._graphed.key import Key, Reason
+from cgraph._graphed.key import Key
 from cgraph._graphed.options import Options
 from cgraph._python.guards import Change
 from cgraph._python.values import as_key
+from cgraph._reason import Reason
 from cgraph._text import plural, shown
 
 __all__ = ["Family", "Keys"]

@@ -7,14 +7,14 @@ from contextlib import ExitStack, contextmanager
 
 from cgraph import _driver
 from cgraph._captures.busy import busy
+from cgraph._explanation.findings import failed_by
 from cgraph._graphed.cache import Family
 from cgraph._graphed.call import Call
-from cgraph._graphed.key import Key, Reason
+from cgraph._graphed.key import Key
 from cgraph._graphed.leaf_gradients import LeafGradients
 from cgraph._graphed.miss import Answers
 from cgraph._graphed.observation import Observation
 from cgraph._graphed.observe import observe
-from cgraph._graphed.reasons import fix_for, refused_in_words
 from cgraph._graphed.record import BrokenError, Capture
 from cgraph._graphed.size_capture import UnlikeError
 from cgraph._operators.rollback import Rollback
@@ -22,7 +22,6 @@ from cgraph._operators.snapshots import RandomSnapshot, storage_snapshot
 from cgraph._python.assignments import Assignments
 from cgraph._python.guards import Guards
 from cgraph._python.named_objects import named_by
-from cgraph._text import first_line
 from cgraph.errors import CaptureError, add_note
 
 __all__ = ["capture_ahead", "put_back"]
@@ -53,9 +52,7 @@ def capture_ahead(
             key.shown = like
         assert key.shown is not None
         if (against := key.shown.reason_against) is not None:
-            text, where, kind = against
-            reason = Reason(text, where, fix_for(kind))
-            raise CaptureError(reason.told(f"{answers.name} cannot be captured"))
+            raise against.error(f"{answers.name} cannot be captured")
         known = len(answers.reads.copied)
         captured, placed = _captured(answers, key, call, like)
         if len(answers.reads.copied) > known and captured.shown is not None:
@@ -63,11 +60,9 @@ def capture_ahead(
             key.shown = captured.shown.now(answers.reads, call)
             captured, placed = _captured(answers, key, call, like)
         if captured.refusal is not None:
-            refusal = captured.refusal
-            fix = fix_for(refusal.kind)
             captured.finish = None
             captured.discard()
-            raise CaptureError(str(Reason(refused_in_words(refusal), refusal.line, fix)))
+            raise captured.refusal.error()
         if captured.difference is not None:
             captured.discard()
             text = captured.difference.text
@@ -81,11 +76,11 @@ def capture_ahead(
         capture_ahead(answers, family, key, call, like=None)
     except BrokenError as error:
         cause = error.cause
-        key.reason = Reason(first_line(cause))
+        key.reason = failed_by(cause)
         add_note(cause, f"cgraph: {answers.name} was being captured for the key ({key.text})")
         raise cause from None
     except CaptureError as error:
-        key.reason = Reason(first_line(error))
+        key.reason = failed_by(error)
         key.shown = None
         raise
 

@@ -14,11 +14,13 @@ from cgraph._autograd.pinned import Pinned
 from cgraph._graphed.observation import Observation
 from cgraph._graphed.recorded import Recorded
 from cgraph._graphed.train import Trained
+from cgraph._reason import Reason
 from cgraph._text import plural, short_place
+from cgraph.causes import Cause
 from cgraph.errors import StateError
 from cgraph.reports import KeyReport, Rerecording, State
 
-__all__ = ["Key", "Reason"]
+__all__ = ["Key"]
 
 # Number of misses in a row after which a key is eager.
 _MISSES = 3
@@ -28,25 +30,6 @@ _FEW_REPLAYS = 8
 # Numbers of calls for which a key is eager the first time, and at most; then it is tried again.
 _PAUSE = 8
 _LONGEST_PAUSE = 256
-
-
-class Reason:
-    """The reason why calls run eagerly."""
-
-    def __init__(self, text: str, where: str | None = None, fix: str | None = None) -> None:
-        self.text = text
-        self.where = short_place(where)
-        self.fix = fix
-
-    def __str__(self) -> str:
-        """Return the place, the reason and the fix, in this order."""
-        return self.told()
-
-    def told(self, effect: str = "") -> str:
-        """Return the place, the reason, what comes of it, and the fix, in this order."""
-        where = "" if self.where is None else f"{self.where}: "
-        so = f". {effect}" if effect else ""
-        return f"{where}{self.text}{so}" + ("" if self.fix is None else f". Fix: {self.fix}")
 
 
 class Key:
@@ -202,11 +185,10 @@ class Key:
             return False
         self.pause(
             Reason(
+                Cause.MOVING_TENSOR,
                 f"{name or why} {why} {plural(self._fruitless, 'time')} within"
                 f" {_FEW_REPLAYS} replays each",
                 where,
-                "write to it in place, with copy_(), so that it stays where it is; make a"
-                " changing number a tensor",
             )
         )
         return True
@@ -248,6 +230,7 @@ class Key:
             eager_calls=eager,
             capture_seconds=self.capture_seconds,
             fix=None if reason is None else reason.fix,
+            code=None if reason is None else reason.cause.code,
             has_sizes=self.has_sizes,
             copied_bytes=copied,
             is_simulated=self.is_simulated,

@@ -8,15 +8,15 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cgraph import _core, _driver, _torch
-from cgraph._autograd.pinned import PINNED, Pinned
+from cgraph._autograd.pinned import Pinned
 from cgraph._captures.busy import busy
-from cgraph._explanation.findings import KINDS, fix_of
+from cgraph._explanation.findings import failed_by
 from cgraph._graphed.arguments import Arguments
 from cgraph._graphed.cache import Family, Keys
 from cgraph._graphed.call import Call
 from cgraph._graphed.device_turn import DeviceBusyError
 from cgraph._graphed.entry import entry_of, entry_of_graph
-from cgraph._graphed.key import Key, Reason
+from cgraph._graphed.key import Key
 from cgraph._graphed.key_captures import KeyCaptures
 from cgraph._graphed.observation import Reads
 from cgraph._graphed.observe import observe
@@ -24,10 +24,8 @@ from cgraph._graphed.one_time_warnings import OneTimeWarnings
 from cgraph._graphed.options import Options
 from cgraph._graphed.reasons import (
     broken_by,
-    fix_for,
-    fix_for_various,
     reason_against,
-    refused_in_words,
+    reason_of_various,
 )
 from cgraph._graphed.record import BrokenError, Capture
 from cgraph._graphed.recorded import Recorded
@@ -35,8 +33,9 @@ from cgraph._graphed.train import Trained
 from cgraph._graphed.writeback import leave, reason_beside
 from cgraph._python.guards import Change
 from cgraph._python.values import is_plain
-from cgraph._source import place_of, user_line
-from cgraph._text import first_line
+from cgraph._reason import Reason
+from cgraph._source import user_line
+from cgraph.causes import Cause
 from cgraph.errors import (
     ArgumentError,
     StateError,
@@ -129,11 +128,11 @@ class Answers:
             return padded
         family, various = self.keys.family(call)
         if various is not None:
-            return self.never(call, eager, self.keys.various[various], fix_for_various(various))
+            return self._various(call, eager, various)
         call = family.with_statics(call)
         key, changes, various = self.keys.find(family, call)
         if various is not None:
-            return self.never(call, eager, self.keys.various[various], fix_for_various(various))
+            return self._various(call, eager, various)
         if key is None:
             key = self.new_key(family, call, changes)
             changes = []
@@ -162,7 +161,8 @@ class Answers:
         """Find the answer to a call whose key has a graph."""
         free = self.keys.free(key)
         if free is None:
-            return self.once(key, "four earlier calls wait for their backward passes", eager)
+            text = "four earlier calls wait for their backward passes"
+            return self.once(key, Reason(Cause.OPEN_CALLS, text), eager)
         if free.recorded is None:
             return self._captured(free, call, eager)
         recorded = free.recorded
@@ -190,18 +190,23 @@ class Answers:
             inspect.signature(self.reads.function).bind(*args, **kwargs)
 
     def never(
-        self, call: Call, eager: Callable[[], Any], text: str, fix: str | None = None
+        self, call: Call, eager: Callable[[], Any], reason: Reason, *, counts: bool = False
     ) -> Answer:
-        """Let a call run eagerly, as all like it do; with a fix of its own that is a failure."""
-        reason = Reason(text, user_line(), fix or fix_for(text))
-        self.warnings.of_eager(Key(str(call)), reason, counts=fix is not None)
+        """Let a call run eagerly, as all like it do; if it counts that is a failure."""
+        reason = reason.at(user_line())
+        self.warnings.of_eager(Key(str(call)), reason, counts=counts)
         self.keys.count_eager(call, reason)
         return eager
 
-    def once(self, key: Key, text: str, eager: Callable[[], Any]) -> Answer:
+    def _various(self, call: Call, eager: Callable[[], Any], name: str) -> Answer:
+        """Let a call run eagerly whose place or argument of this name has too many values."""
+        reason = reason_of_various(self.keys.various[name], name)
+        return self.never(call, eager, reason, counts=True)
+
+    def once(self, key: Key, reason: Reason, eager: Callable[[], Any]) -> Answer:
         """Let one call of a key run eagerly, and say nothing."""
         key.eager_calls += 1
-        key.reason = Reason(text, user_line())
+        key.reason = reason.at(user_line())
         return eager
 
     def eagerly(self, key: Key, eager: Callable[[], Any]) -> Answer:
@@ -281,12 +286,10 @@ class Answers:
             family.note(call, shown.written, self.options)
             if shown.guards.refused is not None and shown.reason_against is None:
                 text = f"{shown.guards.refused} is an array, whose contents are not compared"
-                key.pause(Reason(text, user_line(), "make it a tensor, or exclude it: guards="))
+                key.pause(Reason(Cause.ARRAY, text, user_line()))
                 self.warnings.of_eager(key, key.reason)
-            elif (against := shown.reason_against) is not None:
-                text, where, kind = against
-                if key.miss(Reason(text, where, fix_for(kind))):
-                    self.warnings.of_eager(key, key.reason)
+            elif (against := shown.reason_against) is not None and key.miss(against):
+                self.warnings.of_eager(key, key.reason)
         return result
 
     def _captured(
@@ -304,7 +307,7 @@ class Answers:
         beside = [place for place, name in enumerate(call.names) if name in written]
         if before.needs_grad and beside:
             text = f"{call.names[beside[0]]} is written while gradients are recorded"
-            key.pause(Reason(text, user_line(), fix_for("is written while")))
+            key.pause(Reason(Cause.WRITTEN_ARGUMENT, text, user_line()))
             return self.eagerly(key, eager)
         around = before.writes, before.takes, written
         if (reason := reason_beside(call, beside, *around)) is not None:
@@ -312,17 +315,16 @@ class Answers:
         try:
             captured = self.captures.capture(key, call)
         except DeviceBusyError:
-            return self.once(key, "another thread captures on the device", eager)
+            text = "another thread captures on the device"
+            return self.once(key, Reason(Cause.CAPTURE_ELSEWHERE, text), eager)
         except BrokenError as error:
             return self._broken(key, error.cause, eager)
         except RuntimeError as error:
             # After a break that has run, this call cannot be made again; later ones can.
-            key.pause(Reason(first_line(error), place_of(error), fix_of(error)))
+            key.pause(failed_by(error))
             raise
         if captured.refusal is not None:
-            refusal = captured.refusal
-            fix = fix_for(refusal.kind)
-            key.pause(Reason(refused_in_words(refusal), refusal.line, fix))
+            key.pause(captured.refusal)
             key.eager_calls += 1
             self.warnings.of_eager(key, key.reason)
             assert captured.finish is not None
@@ -377,15 +379,14 @@ class Answers:
         key.capture_seconds += recorded.seconds
         key.was_replayed()
         captured.discard()
-        fix = fix_for(difference.text)
-        if key.miss(Reason(difference.text, difference.line or user_line(), fix)):
+        if key.miss(difference.at(user_line())):
             self.warnings.of_eager(key, key.reason)
 
     def _broken(self, key: Key, cause: Exception, eager: Callable[[], Any]) -> Answer:
         """Answer a call whose capture broke eagerly, and warn if that succeeds."""
-        text, fix = broken_by(cause)
-        where, is_first_use = place_of(cause), fix == KINDS["first use"].fix
-        shown, is_pinned = key.shown, text == PINNED
+        reason = broken_by(cause)
+        is_first_use = reason.cause is Cause.FIRST_USE
+        shown, is_pinned = key.shown, reason.cause is Cause.HELD_HISTORY
         pinned = Pinned(shown.guards.leaves) if is_pinned and shown is not None else None
 
         def run() -> Any:
@@ -396,7 +397,7 @@ class Answers:
                 if is_first_use and key.is_first_in_thread():
                     # The eager call has been the first use; later captures may succeed.
                     return result
-                key.pause(Reason(text, where, fix), pinned)
+                key.pause(reason, pinned)
                 if self.options.on_fail == "raise":
                     add_note(cause, f"cgraph: {self.name} was being captured for ({key.text})")
                     raise cause

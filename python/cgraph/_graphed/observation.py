@@ -12,9 +12,8 @@ import torch
 from cgraph import _torch
 from cgraph._graphed.call import Call
 from cgraph._graphed.options import Options, identifiers_in
-from cgraph._graphed.reasons import refused_in_words
-from cgraph._operators.observer import Observer, Refusal
-from cgraph._operators.trace import Difference, Trace
+from cgraph._operators.observer import Observer
+from cgraph._operators.trace import Trace
 from cgraph._python.assignments import (
     Assigned,
     Assignments,
@@ -27,8 +26,10 @@ from cgraph._python.named_objects import named_by
 from cgraph._python.names import names_in, stored_in
 from cgraph._python.places import Places
 from cgraph._python.values import tensors_behind
+from cgraph._reason import Reason
 from cgraph._text import nearest
 from cgraph._torch import tree_iter
+from cgraph.causes import Cause
 from cgraph.errors import ArgumentError
 
 __all__ = ["Observation", "Reads", "reads_gradients"]
@@ -178,7 +179,7 @@ class Observation:
     trace: Trace
     codes: dict[CodeType, dict[str, Any]]
     guards: Guards
-    refusals: Sequence[Refusal]
+    refusals: Sequence[Reason]
     seeds: str | None
     has_breaks: bool
     needs_grad: bool
@@ -190,7 +191,7 @@ class Observation:
     takes: Sequence[tuple[int, int]] = ()
     made: str | None = None
     assigned: Mapping[str, Any] | None = None
-    refused: str | None = None
+    refused: Reason | None = None
     is_of_size: bool = True
     restore: Assignments | None = None
 
@@ -282,7 +283,7 @@ class Observation:
             None
             if assigned is None
             else {one.target.name: signature_of(one.value) for one in assigned},
-            beside and f"{beside[0]} shares memory with {beside[1]}, and one of them is written",
+            None if beside is None else _overlap(*beside),
         )
 
     def now(self, reads: Reads, call: Call) -> Observation | None:
@@ -314,7 +315,7 @@ class Observation:
         changes: Sequence[Change],
         left: Sequence[Assigned],
         assigned: Sequence[Assigned] = (),
-    ) -> Difference | None:
+    ) -> Reason | None:
         """Find how a capture differs from the previous call; None if it may be replayed.
 
         Args:
@@ -326,13 +327,16 @@ class Observation:
         """
         for change in changes:
             if not change.is_gradient:
-                return Difference(f"the function changes {change.name}: it {change.verb}", None)
+                text = f"the function changes {change.name}: it {change.verb}"
+                return Reason(Cause.PYTHON_STATE, text)
         for target, value in left:
-            is_new = any(map(observer.made, tensors_behind(value)))
-            verb = "leaves a new tensor in" if is_new else "changes"
-            return Difference(f"the function {verb} {target.name}", None)
+            if any(map(observer.made, tensors_behind(value))):
+                text = f"the function leaves a new tensor in {target.name}"
+                return Reason(Cause.NEW_STATE, text)
+            return Reason(Cause.PYTHON_STATE, f"the function changes {target.name}")
         if (other := unlike(assigned, before.assigned)) is not None:
-            return Difference(f"the function changes {other.name}: it {other.verb}", None)
+            text = f"the function changes {other.name}: it {other.verb}"
+            return Reason(Cause.PYTHON_STATE, text)
         return self.trace.difference(before.trace)
 
     @property
@@ -341,22 +345,24 @@ class Observation:
         return self.is_backward or reads_gradients(self.codes)
 
     @property
-    def reason_against(self) -> tuple[str, str | None, str | None] | None:
-        """The reason against a capture, its line, and its kind; None if there is none."""
+    def reason_against(self) -> Reason | None:
+        """The reason against a capture; None if there is none."""
         if self.refused is not None:
-            return self.refused, None, self.refused
+            return self.refused
         if self.seeds is not None:
-            return "it seeds random numbers or sets their state", self.seeds, "seed"
+            return Reason(Cause.SEED, f"the function {Cause.SEED.what}", self.seeds)
         if self.needs_grad and self.made is not None:
-            return f"the function leaves a new tensor in {self.made}", None, "the function leaves"
+            return Reason(Cause.NEW_STATE, f"the function leaves a new tensor in {self.made}")
         if self.needs_grad and self.written:
             text = f"{min(self.written)} is written while gradients are recorded"
-            return text, None, "is written while"
+            return Reason(Cause.WRITTEN_ARGUMENT, text)
         # If gradients are recorded, the rest of a call cannot go on eagerly.
-        if self.refusals and self.needs_grad:
-            refusal = self.refusals[0]
-            return refused_in_words(refusal), refusal.line, refusal.kind
-        return None
+        return self.refusals[0] if self.refusals and self.needs_grad else None
+
+
+def _overlap(name: str, place: str | None) -> Reason:
+    text = f"{name} shares memory with {place}, and one of them is written"
+    return Reason(Cause.OVERLAP, text)
 
 
 def taken_by(outside: Container[int]) -> Callable[[torch.Tensor, str], bool]:

@@ -21,8 +21,10 @@ from cgraph._operators.observer import ObservedBreaks
 from cgraph._python.assignments import Assignments, assignable_in
 from cgraph._python.guards import Guards
 from cgraph._python.names import names_in
+from cgraph._reason import Reason
 from cgraph._torch import tree_iter
 from cgraph.breaks import breakable
+from cgraph.causes import Cause
 
 __all__ = ["observe"]
 
@@ -61,21 +63,24 @@ def observe(
         assigned=None if state is None else state.changed(),
     )
     if (changed := containers.changed(() if shown.needs_grad else assignable)) is not None:
-        shown.refused = f"the function changes an argument: {changed}"
+        text = f"the function changes an argument: {changed}"
+        shown.refused = Reason(Cause.CHANGED_ARGUMENT, text)
     elif observer.codes.is_blind:
-        shown.refused = "a profiler is active, which hides the code that runs"
+        text = "a profiler is active, which hides the code that runs"
+        shown.refused = Reason(Cause.PROFILER, text)
     elif observer.has_nested:
-        shown.refused = "more than its elements: the function works on a nested tensor"
+        text = "more than its elements: the function works on a nested tensor"
+        shown.refused = Reason(Cause.WRAPPED_TENSOR, text)
     elif breaks.written is not None:
-        shown.refused = (
-            f"the break {breaks.written} has returned its argument, which later code writes"
-            " in place"
-        )
+        text = f"the break {breaks.written} has returned its argument, which later code writes"
+        shown.refused = Reason(Cause.BREAK_ALIAS, f"{text} in place")
     elif observer.draws and any(one.co_filename == checkpoint.__file__ for one in shown.codes):
         # Its recomputation sets the states of generators.
-        shown.refused = "checkpoint recomputes random numbers, and replays would draw others"
+        text = "checkpoint recomputes random numbers, and replays would draw others"
+        shown.refused = Reason(Cause.CHECKPOINT, text)
     elif call.mode.grad and reads.options.warmup < _OF_DDP and _has_ddp(shown):
-        shown.refused = "DistributedDataParallel puts its buckets together in its first calls"
+        text = "DistributedDataParallel puts its buckets together in its first calls"
+        shown.refused = Reason(Cause.DDP_WARMUP, text)
     elif (several := reason_against_devices(observer.devices, device_type)) is not None:
         shown.refused = several
     elif shown.refused is None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
-
-from cgraph._graphed.key import Key, Reason
+from cgraph._graphed.key import Key
 from cgraph._graphed.options import Options
 from cgraph._python.places import MOST_PLACES
-from cgraph._source import levels_to_user, user_line
-from cgraph.errors import CaptureError, EagerWarning, PlacesWarning, ResultWarning
+from cgraph._reason import Reason
+from cgraph._source import user_line
+from cgraph.causes import Cause
+from cgraph.errors import CgraphWarning, EagerWarning, PlacesWarning, ResultWarning
 
 __all__ = ["OneTimeWarnings"]
 
@@ -39,9 +39,9 @@ class OneTimeWarnings:
         if reason is None:
             return
         if self._raises and counts:
-            raise CaptureError(reason.told(f"{self._name} cannot be captured for ({key.text})"))
-        text = reason.told(f"{self._name} runs eagerly for ({key.text})")
-        self._say(reason.text, text, EagerWarning)
+            raise reason.error(f"{self._name} cannot be captured for ({key.text})")
+        effect = f"{self._name} runs eagerly for ({key.text})"
+        self._say(reason.text, reason, EagerWarning, effect)
 
     def of_places(self, stopped: str | None) -> None:
         """Warn that places from the one of this name on are not compared; not if it is None."""
@@ -49,20 +49,23 @@ class OneTimeWarnings:
             return
         text = (
             f"{self._name} reads more than {MOST_PLACES:,} places, and those from {stopped} on are"
-            " not compared: replays use their values at the capture. Fix: keep large tables in a"
-            f" tensor, or exclude them from the guards: guards={{{stopped!r}: False}}"
+            " not compared: replays use their values at the capture"
         )
-        self._say("places", text, PlacesWarning)
+        fix = (
+            "keep large tables in a tensor, or exclude them from the guards:"
+            f" guards={{{stopped!r}: False}}"
+        )
+        self._say("places", Reason(Cause.MANY_PLACES, text, None, fix), PlacesWarning)
 
     def of_held(self) -> None:
         """Warn that a static result is still held."""
         text = (
             f"a result of {self._name} from the last call but one is still held, and each call"
-            ' overwrites it. Fix: clone what is kept, or take outputs="fresh"'
+            " overwrites it"
         )
-        self._say("held", str(Reason(text, user_line())), ResultWarning)
+        self._say("held", Reason(Cause.HELD_RESULT, text, user_line()), ResultWarning)
 
-    def _say(self, what: str, text: str, kind: type[Warning]) -> None:
+    def _say(self, what: str, reason: Reason, kind: type[CgraphWarning], effect: str = "") -> None:
         if what not in self._told:
             self._told.add(what)
-            warnings.warn(text, kind, stacklevel=levels_to_user())
+            reason.warn(effect, kind)

@@ -10,137 +10,92 @@ import torch
 
 from cgraph import _torch
 from cgraph._autograd.pinned import PINNED, is_pinning
-from cgraph._breaks.flows import WAY_BACK
-from cgraph._explanation.findings import KINDS, fix_of
+from cgraph._explanation.findings import failed_by
 from cgraph._graphed.call import Call
 from cgraph._graphed.function_module import NoGradientError
-from cgraph._operators.observer import Refusal
 from cgraph._python.values import is_array, tensors_behind
-from cgraph._text import first_line
+from cgraph._reason import Reason
+from cgraph._source import place_of
 from cgraph._torch import tree_iter
+from cgraph.causes import Cause
 
 __all__ = [
     "Containers",
     "broken_by",
-    "fix_for",
-    "fix_for_various",
     "reason_against",
     "reason_against_devices",
     "reason_against_result",
-    "refused_in_words",
+    "reason_of_various",
 ]
 
 
-_FIXES = {
-    "an array": "pass a tensor, or exclude it from the guards: guards={name: False}",
-    "an iterator": "pass a list or a tuple",
-    "no memory of its own": "pass its component tensors, or a dense copy",
-    "more than its elements": "pass its component tensors, or a dense copy",
-    "no GPU": "to work without a GPU, choose the simulator by name: CGRAPH_DRIVER=sim, or"
-    " cgraph.sim.use()",
-    "tensor elsewhere": "move the tensor to the device before the call",
-    "no elements": "nothing: there is no work to save",
-    "no rows": "nothing: there is no work to save",
-    "larger than all sizes": "add a size that is large enough to sizes=; if these are not"
-    " rows, name the arguments that have rows: dim={name: 0}",
-    "padding is not compared": "declare padding harmless: check_padding=False",
-    "padding shows": "let padding rows write nothing that others read, choose a harmless pad=,"
-    " sizes= without gaps, or check_padding=False if padding rows do not matter",
-    PINNED: "keep it detached, or let it go: then the next call is captured",
-    "the function changes an argument": "return the new values instead",
-    "DistributedDataParallel": "give warmup=11",
-    "a profiler": "nothing: its calls are captured once the profiler has stopped",
-    "checkpoint": "leave the function eager, or capture it without dropout or without checkpoints",
-    "the break": "let the break return a clone, or write to it before it returns",
-    "the result has a tensor on": "return a tensor on the device, and copy it after the call",
-    "the result requires a gradient": WAY_BACK,
-    "the result has": "return strided tensors, and tuples, lists or dictionaries of them",
-    "is written while": "return the new value instead",
-    "gradients are recorded": "return a clone of it, or leave it out",
-    "the function works on several devices": "graph what runs on each of them by itself",
-    "the function changes": "make it a tensor that is written in place, or change it outside of the"
-    " call; side_effects= lets replays skip a change that nothing reads",
-    "the function leaves": "write to an existing tensor, with copy_(), or return the new one",
-    "somebody keeps": "write to an existing tensor, with copy_(), or return the new one",
-}
-# The fix if two calls differ in their operators or numbers.
-_OF_PYTHON = (
-    "Python computes something else in each call: pass it as a tensor, keep it in a tensor that is"
-    " written in place, or mark that work with @cgraph.eager_break"
-)
-
-
-def fix_for(reason: str | None) -> str | None:
-    """Return the fix for a reason, by its first words, or for the kind of a refusal."""
-    if reason is None:
-        return None
-    if reason in KINDS:
-        return f"{KINDS[reason].fix}; or mark the work with @cgraph.eager_break"
-    return next((fix for words, fix in _FIXES.items() if reason.startswith(words)), _OF_PYTHON)
-
-
-def fix_for_various(name: str) -> str:
-    """Return the fix for a place or an argument that has too many values."""
+def reason_of_various(text: str, name: str) -> Reason:
+    """Return the reason against calls of a place or an argument that has too many values."""
+    fix = (
+        f"make it a tensor; guards={{{name!r}: False}} would freeze it at the value of the capture"
+    )
     if name.endswith("['lr']"):
-        return (
+        fix = (
             "give the optimizer its rate as a tensor, as AdamW(..., lr=torch.tensor(1e-3,"
             " device=...), capturable=True): schedules write to it"
         )
-    if "['betas']" in name or name.endswith("['momentum']"):
-        return "let the schedule leave it as it is: OneCycleLR(..., cycle_momentum=False)"
-    return (
-        f"make it a tensor; guards={{{name!r}: False}} would freeze it at the value of the capture"
-    )
+    elif "['betas']" in name or name.endswith("['momentum']"):
+        fix = "let the schedule leave it as it is: OneCycleLR(..., cycle_momentum=False)"
+    return Reason(Cause.CHANGING_VALUE, text, None, fix)
 
 
-def refused_in_words(refusal: Refusal) -> str:
-    """Return the reason why a capture refuses an operator, as text."""
-    return f"{refusal.operator} cannot be captured, as it {KINDS[refusal.kind].what}"
+def broken_by(error: Exception) -> Reason:
+    """Return the reason why a capture broke."""
+    if isinstance(error, NoGradientError):
+        text = "its result required a gradient in the previous call, but requires none now"
+        return Reason(Cause.DIFFERS, text, place_of(error))
+    if is_pinning(error):
+        return Reason(Cause.HELD_HISTORY, PINNED, place_of(error))
+    return failed_by(error)
 
 
-def broken_by(cause: Exception) -> tuple[str, str | None]:
-    """Return the reason why a capture broke, and the fix if one is known."""
-    if isinstance(cause, NoGradientError):
-        return "its result required a gradient in the previous call, but requires none now", None
-    if is_pinning(cause):
-        return PINNED, fix_for(PINNED)
-    return first_line(cause), fix_of(cause)
-
-
-def reason_against(call: Call, device_type: str) -> str | None:
+def reason_against(call: Call, device_type: str) -> Reason | None:
     """Return why such calls run eagerly, whatever the function does; None if they need not."""
     for leaf in call.leaves:
         if leaf.kind == "whole" and is_array(leaf.value):
             kind = type(leaf.value).__qualname__
-            return f"an array: {leaf.name} is of {kind}, whose contents are not compared"
+            text = f"an array: {leaf.name} is of {kind}, whose contents are not compared"
+            return Reason(Cause.ARRAY, text)
         if leaf.kind == "whole" and isinstance(leaf.value, Iterator):
-            return f"an iterator: {leaf.name} yields different items in each call"
+            text = f"an iterator: {leaf.name} yields different items in each call"
+            return Reason(Cause.ITERATOR, text)
         if leaf.kind == "static" and (leaf.value.is_conj() or leaf.value.is_neg()):
-            return f"no memory of its own: {leaf.name} is conjugated or negated when it is read"
+            text = f"no memory of its own: {leaf.name} is conjugated or negated when it is read"
+            return Reason(Cause.NO_MEMORY, text)
         if leaf.kind not in ("tensor", "static"):
             continue
         if (form := _torch.form_of(leaf.value)) is not None:
-            return f"more than its elements: {leaf.name} is {form}"
+            text = f"more than its elements: {leaf.name} is {form}"
+            return Reason(Cause.WRAPPED_TENSOR, text)
         if _torch.memory_of(leaf.value) is None:
-            return f"no memory of its own: {leaf.name}"
+            return Reason(Cause.NO_MEMORY, f"no memory of its own: {leaf.name}")
         if leaf.kind == "tensor" and leaf.value.device.type != device_type:
             if device_type == "cuda" and not torch.cuda.is_available():
-                return f"no GPU: {leaf.name} is on {leaf.value.device}"
-            return f"tensor elsewhere: {leaf.name} is on {leaf.value.device}"
+                return Reason(Cause.NO_GPU, f"no GPU: {leaf.name} is on {leaf.value.device}")
+            text = f"tensor elsewhere: {leaf.name} is on {leaf.value.device}"
+            return Reason(Cause.OTHER_DEVICE, text)
     if call.tensors and not any(one.numel() for one in call.tensors):
-        return f"no elements: {', '.join(call.names)}"
+        return Reason(Cause.EMPTY, f"no elements: {', '.join(call.names)}")
     return None
 
 
-def reason_against_devices(devices: Iterable[torch.device], device_type: str) -> str | None:
+def reason_against_devices(devices: Iterable[torch.device], device_type: str) -> Reason | None:
     """Return why calls cannot be captured that work on these devices; None if they can."""
     names = sorted(str(one) for one in devices if one.type == device_type)
-    return f"the function works on several devices: {', '.join(names)}" if names[1:] else None
+    if len(names) < 2:
+        return None
+    text = f"the function works on several devices: {', '.join(names)}"
+    return Reason(Cause.SEVERAL_DEVICES, text)
 
 
 def reason_against_result(
     result: Any, device_type: str, is_made: Callable[[torch.Tensor], bool]
-) -> str | None:
+) -> Reason | None:
     """Return why no replay could return a result; None if one could.
 
     Args:
@@ -151,19 +106,24 @@ def reason_against_result(
     leaves = [*tree_iter(result)]
     needs_grad = any(isinstance(one, torch.Tensor) and one.grad_fn is not None for one in leaves)
     for leaf in leaves:
+        kind = type(leaf).__qualname__
         if not isinstance(leaf, torch.Tensor):
             # An object from before the call is returned as it is.
             if any(map(is_made, tensors_behind(leaf))):
-                kind = type(leaf).__qualname__
-                return f"the result has a {kind} with tensors in it, which pytree does not know"
+                text = f"the result has a {kind} with tensors in it, which pytree does not know"
+                return Reason(Cause.RESULT_KIND, text)
             if isinstance(leaf, Iterator | set) or is_array(leaf):
-                return f"the result has a {type(leaf).__qualname__}, which its caller could change"
+                text = f"the result has a {kind}, which its caller could change"
+                return Reason(Cause.RESULT_KIND, text)
         elif leaf.layout is not torch.strided or _torch.memory_of(leaf) is None:
-            return f"the result has a tensor of layout {leaf.layout}, which a replay cannot fill"
+            text = f"the result has a tensor of layout {leaf.layout}, which a replay cannot fill"
+            return Reason(Cause.RESULT_KIND, text)
         elif leaf.device.type != device_type:
-            return f"the result has a tensor on {leaf.device}, which replays do not compute"
+            text = f"the result has a tensor on {leaf.device}, which replays do not compute"
+            return Reason(Cause.RESULT_ELSEWHERE, text)
         elif needs_grad and torch.is_grad_enabled() and not is_made(leaf):
-            return "gradients are recorded, and the result has a tensor that was there before"
+            text = "gradients are recorded, and the result has a tensor that was there before"
+            return Reason(Cause.RETURNED_TENSOR, text)
     return None
 
 

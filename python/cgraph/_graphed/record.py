@@ -28,13 +28,15 @@ from cgraph._graphed.results import Result
 from cgraph._graphed.static_memory import PoolUse
 from cgraph._graphed.writeback import change_given, handed_over
 from cgraph._operators.launches import Suspects
-from cgraph._operators.observer import ObservedBreaks, Observer, Refusal
+from cgraph._operators.observer import ObservedBreaks, Observer
 from cgraph._operators.snapshots import RandomSnapshot, bytes_of
-from cgraph._operators.trace import Difference, Trace
+from cgraph._operators.trace import Trace
 from cgraph._python.assignments import Assigning, Assignments, assignable_in
 from cgraph._python.names import names_in
+from cgraph._reason import Reason
 from cgraph._torch import tree_iter, tree_map
 from cgraph.breaks import breakable, on_one_thread
+from cgraph.causes import Cause
 from cgraph.cudagraph import CUDAGraph
 from cgraph.segments import SegmentedGraph
 
@@ -102,8 +104,8 @@ class Capture:
     recorded: Recorded | Trained | None
     finish: Callable[[], Any] | None
     shown: Observation | None
-    difference: Difference | None
-    refusal: Refusal | None
+    difference: Reason | None
+    refusal: Reason | None
     put_back: Callable[[], None]
     drop_beside: Callable[[], None] = lambda: None
 
@@ -171,7 +173,7 @@ def record(plan: CapturePlan, statics: list[torch.Tensor]) -> Capture:
     names = names_in(plan.before.codes)
     given = call.objects, (args, kwargs), call.places
     state = Assignments(plan.before.guards, names, *given, plan.reads.is_left)
-    stopped: list[Refusal] = []
+    stopped: list[Reason] = []
 
     def at_break(fn: Callable[..., Any]) -> Callable[..., Any]:
         return state.at_break(gradients.at_break(fn))
@@ -191,7 +193,7 @@ def record(plan: CapturePlan, statics: list[torch.Tensor]) -> Capture:
         try:
             session.begin(statics)
 
-            def stop(refusal: Refusal) -> None:
+            def stop(refusal: Reason) -> None:
                 stopped.append(refusal)
                 session.stop()
 
@@ -255,9 +257,11 @@ def record(plan: CapturePlan, statics: list[torch.Tensor]) -> Capture:
     others = plan.reads.counted(others)
     difference = shown.difference(plan.before, observer, changes, others, assigned)
     if (moving := plan.reads.copy(assigned, observer.trace.outside)) is not None:
-        difference = Difference(f"{moving} is read and assigned: it is copied from now on", None)
+        text = f"{moving} is read and assigned: it is copied from now on"
+        difference = Reason(Cause.MOVING_TENSOR, text)
     if (changed := change_given(containers, statics, call.tensors)) is not None:
-        difference = Difference(f"the function changes an argument: a {changed}", None)
+        text = f"the function changes an argument: a {changed}"
+        difference = Reason(Cause.CHANGED_ARGUMENT, text)
     if difference is None and left and not recorded.breaks:
         ignored = plan.before.guards.memories_at(plan.options.ignores)
         but = [*result.storages, *_storages_in(None, gradients), *ignored]
@@ -342,14 +346,15 @@ def _storages_in(session: Session | None, gradients: LeafGradients) -> list[int]
     return [_torch.storage_id(one) for one in memories]
 
 
-def _left_behind(observer: Observer, but: Sequence[int]) -> Difference | None:
+def _left_behind(observer: Observer, but: Sequence[int]) -> Reason | None:
     """Describe a tensor of the capture that is still referenced; None if all were garbage."""
     gc.collect()
     left = observer.left(but)
     if not left:
         return None
     operator = observer.trace.operators[left[0][1]]
-    return Difference(f"somebody keeps a new tensor that {operator.name} made", operator.line)
+    text = f"somebody keeps a new tensor that {operator.name} made"
+    return Reason(Cause.NEW_STATE, text, operator.line)
 
 
 def frozen_in(

@@ -15,7 +15,6 @@ from cgraph._captures.pool_blocks import places_in, unowned_at
 from cgraph._driver import Handle
 from cgraph._graphed.reasons import reason_against_result
 from cgraph._torch import tree_flatten, tree_unflatten
-from cgraph.errors import CaptureError
 
 __all__ = ["Result", "View"]
 
@@ -63,7 +62,7 @@ class Result:
             CaptureError: No replay could return it.
         """
         if (reason := reason_against_result(returned, device_type, is_made)) is not None:
-            raise CaptureError(reason)
+            raise reason.error()
         also = len(tree_flatten([*lasting])[0])
         leaves, spec = tree_flatten((returned, [*lasting]) if lasting else returned)
         copies = {_torch.storage_id(one.untyped_storage()) for one in statics}

@@ -13,16 +13,16 @@ from cgraph import _driver, _torch
 from cgraph._graphed.function_module import FunctionModule, require_in_place, stand_ins
 from cgraph._graphed.leaf_gradients import LeafGradients
 from cgraph._graphed.observation import Observation
-from cgraph._graphed.reasons import refused_in_words
 from cgraph._graphed.record import BrokenError, Capture, CapturePlan, frozen_in, observer_of
-from cgraph._operators.observer import ObservedBreaks, Refusal
+from cgraph._operators.observer import ObservedBreaks
 from cgraph._operators.snapshots import RandomSnapshot
 from cgraph._python.assignments import Assignments
 from cgraph._python.names import names_in
 from cgraph._python.steps import put_at
+from cgraph._reason import Reason
 from cgraph.breaks import GradientBreakError, Work, breakable, innermost, on_one_thread
 from cgraph.callables import callables_on, graphed_of
-from cgraph.errors import CallableError, CaptureError
+from cgraph.errors import CallableError
 from cgraph.segments import SegmentedGraph
 
 if TYPE_CHECKING:
@@ -122,8 +122,8 @@ def train(plan: CapturePlan, statics: list[torch.Tensor]) -> Capture:
     observer = observer_of(driver.device_type, statics, call.tensors, lines=plan.lines)
     observer.is_capture = True
 
-    def refuse(refusal: Refusal) -> None:
-        raise CaptureError(refused_in_words(refusal))
+    def refuse(refusal: Reason) -> None:
+        raise refusal.error()
 
     observer.stop = refuse
     gradients = LeafGradients(plan.before.guards.leaves)

@@ -12,7 +12,9 @@ from cgraph._graphed.argument_containers import items_in
 from cgraph._graphed.call import Call
 from cgraph._graphed.recorded import Recorded
 from cgraph._graphed.results import View
+from cgraph._reason import Reason
 from cgraph._torch import tree_map
+from cgraph.causes import Cause
 
 __all__ = ["Fed", "change_given", "handed_over", "leave", "reason_beside"]
 
@@ -139,7 +141,7 @@ def reason_beside(
     writes: Sequence[tuple[int, int]],
     takes: Sequence[tuple[int, int]],
     written: Collection[str] = (),
-) -> str | None:
+) -> Reason | None:
     """Return why no graph serves a call: its tensors overlap written memory; None otherwise.
 
     A graph reads copies of them, which do not overlap.
@@ -159,17 +161,32 @@ def reason_beside(
     names, spans = call.names, [_span(one) for one in call.tensors]
     for place, (begin, end) in enumerate(spans):
         if _touches(writes, begin, end):
-            return f"{names[place]} shares memory with a tensor that the function writes"
+            return Reason(
+                Cause.OVERLAP,
+                f"{names[place]} shares memory with a tensor that the function writes",
+            )
     for place in mutated:
         if _torch.overlaps_itself(call.tensors[place]):
-            return f"{names[place]} is written, and its elements share memory"
+            return Reason(
+                Cause.OVERLAP, f"{names[place]} is written, and its elements share memory"
+            )
         begin, end = spans[place]
         if _touches([*takes, *statics.values()], begin, end):
-            return f"{names[place]} is written, and shares memory with what the function reads"
+            return Reason(
+                Cause.OVERLAP,
+                f"{names[place]} is written, and shares memory with what the function reads",
+            )
         for other, (first, last) in enumerate(spans):
             if other != place and first < end and begin < last:
-                return f"{names[other]} shares memory with {names[place]}, which is written"
+                return Reason(
+                    Cause.OVERLAP,
+                    f"{names[other]} shares memory with {names[place]}, which is written",
+                )
     return None
+
+
+def _overlap(text: str) -> Reason:
+    return Reason(Cause.OVERLAP, text)
 
 
 def _touches(pieces: Sequence[tuple[int, int]], begin: int, end: int) -> bool:

@@ -20,7 +20,9 @@ from cgraph._operators.launches import Launch, is_launcher, launch_of
 from cgraph._operators.monitoring import monitored, report_again
 from cgraph._operators.operator_mode import run_operator
 from cgraph._python.names import names_in
+from cgraph._reason import Reason
 from cgraph._source import is_omitted, user_frame, user_line
+from cgraph.causes import Cause
 from cgraph.errors import CaptureError
 
 __all__ = ["Codes", "HostCalls"]
@@ -231,10 +233,7 @@ class HostCalls(Codes):
         """The error of a capture that has set a random state; None if it has set none."""
         if self.seeds is None:
             return None
-        return CaptureError(
-            "the function seeds random numbers or sets their state, and replays do not: do it"
-            f" before the call, or pass random numbers as an argument ({self.seeds})"
-        )
+        return Reason(Cause.SEED, f"the function {Cause.SEED.what}", self.seeds).error()
 
 
 def _refuse(method: str) -> None:

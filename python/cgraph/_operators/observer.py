@@ -11,7 +11,7 @@ import functools
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -20,29 +20,17 @@ from cgraph._operators.codes import Codes
 from cgraph._operators.facts import Facts, facts_of, taken_apart
 from cgraph._operators.launches import Launch, Suspects
 from cgraph._operators.operator_mode import OperatorMode, run_operator
-from cgraph._operators.refused import refusal_of
+from cgraph._operators.refused import cause_against
 from cgraph._operators.schemas import name_of, tensors_in, tensors_of, written_by
 from cgraph._operators.trace import Operator, OutsideMemory, Trace
+from cgraph._reason import Reason, refused
 from cgraph._source import user_line
 from cgraph.breaks import Breakable, Work
+from cgraph.causes import Cause
 
-__all__ = ["ObservedBreaks", "Observer", "Refusal"]
+__all__ = ["ObservedBreaks", "Observer"]
 
 _LITERAL = torch.ops.aten.lift_fresh.default
-
-
-class Refusal(NamedTuple):
-    """An operator that a capture refuses.
-
-    Attributes:
-        kind: A kind that ``cgraph.explain`` lists, as ``"host read"``.
-        operator: Its name.
-        line: The user's line.
-    """
-
-    kind: str
-    operator: str
-    line: str | None
 
 
 class ObservedBreaks:
@@ -136,13 +124,13 @@ class Observer(OperatorMode):
         super().__init__()
         self.trace = Trace()
         self.codes = Codes()
-        self.refusals: list[Refusal] = []
+        self.refusals: list[Reason] = []
         self.devices: set[torch.device] = set()
         self.generators: list[torch.Generator] = []
         self.draws = False
         self.is_backward = False
         self.has_nested = False
-        self.stop: Callable[[Refusal], None] | None = None
+        self.stop: Callable[[Reason], None] | None = None
         self.is_over = False
         self.by_recorder = False
         self.is_capture = False
@@ -164,11 +152,11 @@ class Observer(OperatorMode):
         self._made: dict[int, _torch.WeakStorage] = {}
         self.suspects = Suspects(inputs, None)
         self.codes.launches = self._launched
-        self.codes.steps = functools.partial(self._called, "optimizer")
+        self.codes.steps = functools.partial(self._called, Cause.OPTIMIZER)
         self._of_breaks: list[torch.UntypedStorage] = []
         self._written: dict[int, list[tuple[int, int]]] = {}
         if device_type == "cpu":
-            self.codes.reads = functools.partial(self._called, "host read")
+            self.codes.reads = functools.partial(self._called, Cause.HOST_READ)
         # Autograd has a thread for each GPU.
         self._lock = threading.RLock()
 
@@ -377,18 +365,18 @@ class Observer(OperatorMode):
                     self._written.setdefault(number, []).append(_torch.span_of(one))
                     self.trace.outside[number].is_written = True
 
-    def _called(self, kind: str, name: str) -> None:
+    def _called(self, cause: Cause, name: str) -> None:
         """Note a call of something that a capture refuses and that is no operator."""
         if not self.is_over and not self._is_paused:
-            self._refuse(kind, name)
+            self._refuse(cause, name)
 
     def _is_refused(self, func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
         """Note an operator that a capture refuses; return whether it ends this capture."""
-        kind = refusal_of(func, args, kwargs, self._device_type)
-        return kind is not None and self._refuse(kind, name_of(func))
+        cause = cause_against(func, args, kwargs, self._device_type)
+        return cause is not None and self._refuse(cause, name_of(func))
 
-    def _refuse(self, kind: str, operator: str) -> bool:
-        self.refusals.append(Refusal(kind, operator, user_line()))
+    def _refuse(self, cause: Cause, operator: str) -> bool:
+        self.refusals.append(refused(cause, operator, user_line()))
         if self.stop is None:
             return False
         self.is_over = True

@@ -13,8 +13,10 @@ from typing import Any, NamedTuple
 import torch
 
 from cgraph import _torch
+from cgraph._reason import Reason
+from cgraph.causes import Cause
 
-__all__ = ["Difference", "Operator", "OutsideMemory", "Trace"]
+__all__ = ["Operator", "OutsideMemory", "Trace"]
 
 
 class Operator(NamedTuple):
@@ -66,18 +68,6 @@ class OutsideMemory:
         return self.weak.get()
 
 
-class Difference(NamedTuple):
-    """The first difference between two calls.
-
-    Attributes:
-        text: The difference as text.
-        line: The user's line; None if it is not known.
-    """
-
-    text: str
-    line: str | None
-
-
 @dataclass
 class Trace:
     """The operators of a call, and the memory that they took from outside.
@@ -107,25 +97,25 @@ class Trace:
         pairs = ((one.storage, one.dtype) for one in self.outside.values() if one.is_written)
         return [(memory, dtype) for memory, dtype in pairs if memory is not None]
 
-    def difference(self, before: Trace) -> Difference | None:
+    def difference(self, before: Trace) -> Reason | None:
         """Return the first difference from the previous call's operators; None if there is none."""
         mine, theirs = self._names(), before._names()
         for now, then in zip(self.operators, before.operators, strict=False):
             if now.name != then.name:
                 text = f"{_short(now)} runs where {_short(then)} ran in the previous call"
-                return Difference(text, now.line or then.line)
+                return _differs(text, now.line or then.line)
             if now.numbers != then.numbers:
                 text = f"{_short(now)} gets {_change(now.numbers, then.numbers)}"
-                return Difference(text, now.line or then.line)
+                return _differs(text, now.line or then.line)
             if (moved := _moved(now, mine, then, theirs)) is not None:
-                return Difference(f"{_short(now)} {moved}", now.line or then.line)
+                return _differs(f"{_short(now)} {moved}", now.line or then.line)
         count, known = len(self.operators), len(before.operators)
         if count == known:
             return None
         longer = self if count > known else before
         one = longer.operators[min(count, known)]
         when = "and did not in the previous call" if count > known else "in the previous call only"
-        return Difference(f"{_short(one)} runs {when}", one.line)
+        return _differs(f"{_short(one)} runs {when}", one.line)
 
     def _names(self) -> Names:
         """Return the names of inputs, and of outside memory in the order of its first use."""
@@ -133,6 +123,10 @@ class Trace:
 
 
 Names = dict[str, list[str | None]]
+
+
+def _differs(text: str, line: str | None) -> Reason:
+    return Reason(Cause.DIFFERS, text, line)
 
 
 def _short(operator: Operator) -> str:

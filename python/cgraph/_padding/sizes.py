@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cgraph import _core, _torch
+from cgraph._explanation.findings import failed_by
 from cgraph._graphed.call import Call
 from cgraph._graphed.capture_ahead import capture_ahead
 from cgraph._graphed.entry import entry_of, returned
-from cgraph._graphed.key import Key, Reason
+from cgraph._graphed.key import Key
 from cgraph._graphed.miss import Answer, Answers, Replay
 from cgraph._graphed.observation import Observation
 from cgraph._graphed.options import OnePad
-from cgraph._graphed.reasons import fix_for
 from cgraph._graphed.recorded import Recorded
 from cgraph._graphed.results import Result
 from cgraph._graphed.size_capture import can_be_like, for_sizes
@@ -30,9 +30,11 @@ from cgraph._padding.resize import like_resized, resized
 from cgraph._padding.rows import Fit, Rows
 from cgraph._python.assignments import returning_assigned
 from cgraph._python.names import names_in
+from cgraph._reason import Reason
 from cgraph._source import levels_to_user, user_line
 from cgraph._text import first_line
 from cgraph._torch import tree_flatten
+from cgraph.causes import Cause
 from cgraph.errors import CgraphWarning, CompareError
 
 if TYPE_CHECKING:
@@ -55,7 +57,7 @@ class PaddedSizes:
         # True once a warning said that sizes have no effect.
         self._has_told = False
         # The reason why no call is padded to the size of a key.
-        self._unsafe: weakref.WeakKeyDictionary[Key, str] = weakref.WeakKeyDictionary()
+        self._unsafe: weakref.WeakKeyDictionary[Key, Reason] = weakref.WeakKeyDictionary()
         # Number of padded calls, where some are compared.
         self._calls: weakref.WeakKeyDictionary[Key, int] = weakref.WeakKeyDictionary()
 
@@ -71,10 +73,10 @@ class PaddedSizes:
         if found.rows == found.size:
             return None
         if found.rows == 0:
-            return self._answers.never(call, eager, "no rows")
+            return self._answers.never(call, eager, Reason(Cause.EMPTY, "no rows"))
         if found.size is None:
             text = f"larger than all sizes: the largest one is {options.sizes[-1]}"
-            return self._answers.never(call, eager, text)
+            return self._answers.never(call, eager, Reason(Cause.TOO_LARGE, text))
         try:
             like = call.replaced(like_resized(call.tensors, found, found.size))
             family, large, like = self._answers.key_of(like)
@@ -90,7 +92,7 @@ class PaddedSizes:
             if any(map(callable, options.pads(call.names))):
                 raise
             text = f"padding to {found.size} rows failed: {first_line(error)}"
-            return self._answers.never(call, eager, text)
+            return self._answers.never(call, eager, Reason(Cause.PADDING_FAILS, text))
         whole = like.replaced(tensors)
         if large.recorded is not None and large.shown is not None:
             if not large.shown.guards.fit(whole.objects):
@@ -104,7 +106,7 @@ class PaddedSizes:
             try:
                 self._capture(family, large, whole)
             except Exception as error:
-                large.miss(Reason(first_line(error), user_line(), fix_for("padding shows")))
+                large.miss(failed_by(error).at(user_line()))
                 return self._answers.eagerly(large, eager)
         return self._padded(large, call, whole, found, eager)
 
@@ -144,8 +146,9 @@ class PaddedSizes:
             return self._answers.never(call, eager, against)
         reason = reason_beside(call, recorded.mutated, recorded.writes, recorded.takes)
         if reason is not None or large.is_open:
-            text = reason or "an earlier call waits for its backward pass"
-            return self._answers.once(large, text, eager)
+            text = "an earlier call waits for its backward pass"
+            waits = Reason(Cause.OPEN_CALLS, text)
+            return self._answers.once(large, reason or waits, eager)
         # One repeated row may hide an effect of padding that several rows would show.
         place = found.dims, found.rows == 1
         batched = large.checked.get(place)
@@ -176,7 +179,8 @@ class PaddedSizes:
             lambda memory: shown.guards.addresses.get(memory.data_ptr(), "a tensor"),
         )
         if done is None:
-            self._unsafe[large] = "padding is not compared: there is no memory for copies"
+            text = "padding is not compared: there is no memory for copies"
+            self._unsafe[large] = Reason(Cause.PADDING_UNCOMPARED, text)
             return self._answers.never(call, eager, self._unsafe[large])
         if done.shows is not None and batched is not None:
             # It was trusted before, and a check is due.
@@ -185,7 +189,7 @@ class PaddedSizes:
                 f" differs from eager: {done.shows}"
             )
         if done.shows is not None:
-            self._unsafe[large] = f"padding shows: {done.shows}"
+            self._unsafe[large] = Reason(Cause.PADDING_SHOWS, f"padding shows: {done.shows}")
             self._answers.never(call, eager, self._unsafe[large])
         else:
             large.checked[place] = done.batched
@@ -295,11 +299,13 @@ def _cut(recorded: Recorded, found: Fit, kinds: Collection[str]) -> Result:
     return Result(leaves, result.spec, result.kinds, statics, result.lasting)
 
 
-def _against(recorded: Recorded | Trained, shown: Observation) -> str | None:
+def _against(recorded: Recorded | Trained, shown: Observation) -> Reason | None:
     """Return why no call is padded to a size; None if calls can be."""
-    if shown.guards.inputs():
-        return (
-            "padding is not compared: it reads and assigns tensors whose rows may be those of calls"
-        )
     plain = [name for name, (_, parts) in (shown.assigned or {}).items() if any(parts)]
-    return f"padding is not compared: the function assigns {plain[0]}" if plain else None
+    if shown.guards.inputs():
+        text = "it reads and assigns tensors whose rows may be those of calls"
+    elif plain:
+        text = f"the function assigns {plain[0]}"
+    else:
+        return None
+    return Reason(Cause.PADDING_UNCOMPARED, f"padding is not compared: {text}")
