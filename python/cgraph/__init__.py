@@ -29,6 +29,7 @@ from cgraph._core import begin_exit as _begin_exit
 from cgraph._core import begin_forked as _begin_forked
 from cgraph._core import version as _version
 from cgraph.callables import make_graphed_callables
+from cgraph.causes import Cause
 from cgraph.cudagraph import CUDAGraph
 from cgraph.cudagraph import end_all as _end_all
 from cgraph.data import export_dot, export_graph_data, graph_data
@@ -48,6 +49,7 @@ from cgraph.patch import patch_torch
 
 __all__ = [
     "CUDAGraph",
+    "Cause",
     "CgraphError",
     "CgraphWarning",
     "GraphLadder",
@@ -72,6 +74,7 @@ __all__ = [
     "labels",
     "make_graphed_callables",
     "memory",
+    "metrics",
     "patch_torch",
     "picture",
     "piecewise",
@@ -98,6 +101,7 @@ _ON_FIRST_USE = {
     "explain": "cgraph.explanation",
     "graphed": "cgraph.functions",
     "memory": "cgraph.ledger",
+    "metrics": "cgraph.metrics",
     "report": "cgraph.functions",
     "weak_ref": "cgraph.weak_refs",
 }
@@ -110,6 +114,7 @@ if _TYPE_CHECKING:
     from cgraph.functions import graphed, report
     from cgraph.graph_ladder import GraphLadder
     from cgraph.ledger import memory
+    from cgraph.metrics import metrics
     from cgraph.segments import SegmentedGraph
     from cgraph.weak_refs import weak_ref
 else:

@@ -34,6 +34,7 @@ __all__ = [
     "number",
     "put_in_force",
     "register",
+    "require_mode",
     "take_out_of_force",
 ]
 
@@ -327,3 +328,12 @@ def number() -> int:
     if overrides[0] not in _numbers:
         _numbers[overrides[0]] = next(_next)
     return _numbers[overrides[0]]
+
+
+def require_mode(mode: object) -> None:
+    """Raise unless the mode is one of CUDA's."""
+    if mode not in MODES:
+        raise ArgumentError(
+            "Unknown capture error mode. Expected `global`, `thread_local`, or `relaxed`, got"
+            f" {mode!r}"
+        )

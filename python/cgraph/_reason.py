@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from dataclasses import dataclass
 from typing import TypeVar
@@ -13,6 +14,7 @@ from cgraph.errors import CaptureError, CgraphError, CgraphWarning, EagerWarning
 
 __all__ = ["Reason", "refused"]
 
+_log = logging.getLogger("cgraph.reasons")
 _Error = TypeVar("_Error", bound=CgraphError)
 
 
@@ -69,8 +71,9 @@ class Reason:
         return error
 
     def warn(self, effect: str = "", kind: type[CgraphWarning] = EagerWarning) -> None:
-        """Warn of it, at the user's line."""
+        """Warn of it, at the user's line, and log it."""
         warning = kind(self.told(effect))
+        _log.info("%s", warning)
         warning._reason = self
         warnings.warn(warning, stacklevel=levels_to_user())
 

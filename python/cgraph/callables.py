@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import functools
 import types
-import warnings
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -30,7 +29,8 @@ from cgraph._callables.passes import (
 )
 from cgraph._callables.sample import Sample
 from cgraph._driver import Pool
-from cgraph._source import levels_to_user
+from cgraph._reason import Reason
+from cgraph.causes import Cause
 from cgraph.errors import ArgumentError, CallableError, CgraphWarning, StateError
 from cgraph.graphs import graph_pool_handle
 
@@ -235,12 +235,11 @@ def _tell_of_hooks(function: Any) -> None:
     modules = function.named_modules() if isinstance(function, torch.nn.Module) else ()
     hooked = [name for name, module in modules if name and _has_hooks(module)]
     if hooked:
-        warnings.warn(
+        text = (
             f"submodules of {name_of(function)} have hooks ({', '.join(hooked)}): their work on"
-            " the device becomes part of the graph, and their Python does not run in replays",
-            CgraphWarning,
-            stacklevel=levels_to_user(),
+            " the device becomes part of the graph, and their Python does not run in replays"
         )
+        Reason(Cause.INNER_HOOKS, text).warn(kind=CgraphWarning)
 
 
 def _check(function: Any, sample: Sample, device_type: str) -> None:

@@ -12,7 +12,6 @@ Errors and warnings have the member as ``cause``, reports and findings have its 
 from __future__ import annotations
 
 from enum import Enum
-from importlib.resources import files
 from typing import Literal, NamedTuple
 
 __all__ = ["Cause", "Severity"]
@@ -279,6 +278,36 @@ class Cause(Enum):
         "reads more places than are compared: replays use their values at the capture",
         "keep large tables in a tensor, or exclude them from the guards: guards={name: False}",
     )
+    EMPTY_GRAPH = _told(
+        "captures nothing: no work was enqueued on the capturing stream",
+        "work on tensors of the graph's device, and leave the current stream as it is",
+    )
+    SIZES_UNUSED = _told(
+        "has no tensor with rows, so sizes= has no effect", "name the dimension of rows with dim="
+    )
+    LATE_GRADIENT = _told(
+        "requires a gradient that its sample did not require, and gets none",
+        "set requires_grad before the callable is graphed",
+    )
+    INNER_HOOKS = _told(
+        "has submodules with hooks, whose Python does not run in replays",
+        "nothing, if they only work on the device; else move that Python out of the callable",
+    )
+    TORCHS_POOL = _told(
+        "captures into a pool of torch's own, which cannot be paused",
+        "nothing, if pools are never paused; else remove the cause that the message names",
+    )
+    SHORT_HISTORY = _told(
+        "allocates more than torch's record of its allocator holds: its memory is not known",
+        "raise max_entries of torch.cuda.memory._record_memory_history",
+    )
+    NO_SPLITTING_OPERATOR = _told(
+        "does not call an operator of splitting_ops", "give the name of one that the graph calls"
+    )
+    COMPILE_CACHE = _told(
+        "cannot use files with compiled pieces, which are compiled anew",
+        "remove the file, or let CGRAPH_CACHE_DIR be a folder that only this user can write",
+    )
     HELD_RESULT = _told(
         "overwrites a result of the last call but one, which is still held",
         'clone what is kept, or take outputs="fresh"',
@@ -311,8 +340,13 @@ class Cause(Enum):
 
     @property
     def page(self) -> str:
-        """The text about it, with an example, as Markdown."""
-        return (files("cgraph") / "codes" / f"{self.code}.md").read_text(encoding="utf-8")
+        """The text about it as Markdown, with an example and what to write instead."""
+        # It takes long to import, and few programs read a page.
+        from importlib.resources import files
+
+        more = (files("cgraph") / "codes" / f"{self.code}.md").read_text(encoding="utf-8")
+        fix = f"{self.fix[0].upper()}{self.fix[1:]}" if self.fix else "It passes by itself"
+        return f"# {self.code}\n\nIt {self.what}.\n\n**Fix:** {fix}.\n\n{more}"
 
     @classmethod
     def of_code(cls, code: str) -> Cause:

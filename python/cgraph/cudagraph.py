@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import warnings
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
@@ -12,9 +12,16 @@ from cgraph import _core, _driver, data
 from cgraph._captures.capture_scopes import require_thawed
 from cgraph._captures.label_recorder import LabelRecorder
 from cgraph._driver import Captured, Handle, Pool, Recording
-from cgraph._source import levels_to_user
+from cgraph._reason import Reason
 from cgraph._text import plural
-from cgraph.errors import ArgumentError, CaptureError, CgraphError, StateError, add_note
+from cgraph.causes import Cause
+from cgraph.errors import (
+    CaptureError,
+    CgraphError,
+    CgraphWarning,
+    StateError,
+    add_note,
+)
 from cgraph.labels import Label
 from cgraph.ledger import GraphMemory, all_graphs, of_graph
 
@@ -23,11 +30,12 @@ if TYPE_CHECKING:
 
     from cgraph._captures.fresh_results import FreshFeed
 
-__all__ = ["CUDAGraph", "end_all", "require_mode"]
+__all__ = ["CUDAGraph", "end_all"]
 
 Hook = Callable[["CUDAGraph"], object]
 
 _numbers = itertools.count(1)
+_log = logging.getLogger("cgraph.capture")
 
 
 def end_all() -> None:
@@ -111,7 +119,7 @@ class CUDAGraph(_core.Graph):
             ArgumentError: The mode is unknown.
         """
         self._require_empty()
-        require_mode(capture_error_mode)
+        _driver.require_mode(capture_error_mode)
         require_thawed(pool)
         self._driver = _driver.current()
         self._recording = self._driver.begin(
@@ -187,11 +195,9 @@ class CUDAGraph(_core.Graph):
         self._ended = True
         all_graphs[id(self)] = self
         if nodes == 0 and not self._may_be_empty:
-            warnings.warn(
-                "The CUDA Graph is empty: nothing was enqueued on the capturing stream. Tensors"
-                " of another device, or another current stream, are the usual cause.",
-                stacklevel=levels_to_user(),
-            )
+            text = "The CUDA Graph is empty: nothing was enqueued on the capturing stream"
+            Reason(Cause.EMPTY_GRAPH, text).warn(kind=CgraphWarning)
+        _log.debug("%r is captured", self)
 
     def capture_end_post(self) -> None:
         """Finalise: drop the template unless it is kept. Does not instantiate."""
@@ -486,12 +492,3 @@ class CUDAGraph(_core.Graph):
             lines.append(f"cgraph: the capture was abandoned; the driver says: {reason}")
         if lines:
             add_note(error, "\n".join(lines))
-
-
-def require_mode(mode: object) -> None:
-    """Raise unless the mode is one of CUDA's."""
-    if mode not in _driver.MODES:
-        raise ArgumentError(
-            "Unknown capture error mode. Expected `global`, `thread_local`, or `relaxed`, got"
-            f" {mode!r}"
-        )

@@ -6,6 +6,7 @@ See :class:`GraphLadder` for an example.
 from __future__ import annotations
 
 import itertools
+import logging
 import operator
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeVar
@@ -25,6 +26,7 @@ from cgraph.segments import SegmentedGraph
 __all__ = ["GraphLadder"]
 
 R = TypeVar("R")
+_log = logging.getLogger("cgraph.ladder")
 
 
 class GraphLadder(_core.Ladder):
@@ -140,6 +142,7 @@ class GraphLadder(_core.Ladder):
             checks=self._check_addresses,
         )
         rung.kept = fn, keep
+        _log.info("%.80r is captured", key)
         if after is not None:
             after()
         before_it = self._rungs.pop(key, None)

@@ -21,7 +21,7 @@ from cgraph._captures.collector import collections_held_off
 from cgraph._captures.label_recorder import LabelRecorder
 from cgraph._driver import Handle, Pool
 from cgraph._operators.codes import HostCalls
-from cgraph.cudagraph import CUDAGraph, require_mode
+from cgraph.cudagraph import CUDAGraph
 from cgraph.errors import ArgumentError, CaptureError, ForeignError, StateError
 from cgraph.labels import parse_config
 
@@ -139,7 +139,7 @@ class graph:
                 f"cuda_graph is {cuda_graph!r}, expected a cgraph.CUDAGraph: torch's own graphs are"
                 " captured with torch.cuda.graph"
             )
-        require_mode(capture_error_mode)
+        _driver.require_mode(capture_error_mode)
         self._label_config = parse_config(annotation_config)
         self.enable_annotations = enable_annotations
         self.cuda_graph = cuda_graph

@@ -24,7 +24,7 @@ from cgraph._driver import Handle, Pool
 from cgraph._operators.snapshots import RandomSnapshot
 from cgraph._text import plural
 from cgraph.breaks import breakable, on_one_thread
-from cgraph.cudagraph import CUDAGraph, require_mode
+from cgraph.cudagraph import CUDAGraph
 from cgraph.errors import CaptureError, StateError
 from cgraph.graphs import graph
 from cgraph.ledger import GraphMemory, living, of_graph
@@ -139,7 +139,7 @@ class SegmentedGraph(_core.Segments):
         runs: bool = True,
     ) -> Session:
         """Return a capture that has not begun."""
-        require_mode(capture_error_mode)
+        _driver.require_mode(capture_error_mode)
         if _driver.current().is_capturing():
             raise CaptureError(
                 "SegmentedGraph.capture() inside a capture: captures cannot be nested; end the"

@@ -45,9 +45,10 @@ README = Path(__file__).parents[2] / "README.md"
 DOCS = README.parent / "docs"
 # Sketches, in which models and loops are the reader's.
 SKETCHES = {"trees.md"}
+CODES = Path(cgraph.__file__).parent / "codes"
 PAGES = sorted(
     page
-    for page in DOCS.glob("**/*.md")
+    for page in (*DOCS.glob("**/*.md"), *CODES.glob("*.md"))
     if page.name not in SKETCHES and "```python" in page.read_text()
 )
 
@@ -112,7 +113,7 @@ def test_the_readmes_program_runs_as_pasted_and_prints_its_report(
 
 @pytest.mark.filterwarnings("ignore:.*runs eagerly:cgraph.errors.EagerWarning")
 @pytest.mark.skipif(not README.exists(), reason="the bundle for GPU machines has no documents")
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}/{page.name}")
 def test_what_a_page_prints_is_what_it_says(
     page: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import warnings
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,8 @@ from cgraph._autograd.history import leaves_behind, leaves_behind_node
 from cgraph._autograd.pool_order import LentGradients, Loan, OpenCall
 from cgraph._breaks.flows import no_way_back
 from cgraph._breaks.outer_flows import OuterFlow
-from cgraph._source import levels_to_user
+from cgraph._reason import Reason
+from cgraph.causes import Cause
 from cgraph.errors import (
     ArgumentError,
     CgraphWarning,
@@ -308,12 +308,8 @@ class Graphed:
         else:
             return
         self._warned = True
-        warnings.warn(
-            f"{lost[0]} of {self.name} requires a gradient, and {lost[1]} did not: it gets none."
-            " Set requires_grad before the callable is graphed",
-            CgraphWarning,
-            stacklevel=levels_to_user(),
-        )
+        text = f"{lost[0]} of {self.name} requires a gradient, and {lost[1]} did not: it gets none"
+        Reason(Cause.LATE_GRADIENT, text).warn(kind=CgraphWarning)
 
 
 def reached(outputs: Sequence[Any], pass_inputs: Sequence[torch.Tensor]) -> list[frozenset[int]]:

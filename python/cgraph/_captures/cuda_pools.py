@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import warnings
 import weakref
 from typing import Any
 
@@ -13,8 +12,9 @@ from cgraph import _core, _torch
 from cgraph._captures.blocks import addressed
 from cgraph._captures.footprint import PoolState, in_blocks
 from cgraph._driver import Handle, Pool
-from cgraph._source import levels_to_user
-from cgraph.errors import ArgumentError, ForeignError, StateError, TorchError
+from cgraph._reason import Reason
+from cgraph.causes import Cause
+from cgraph.errors import ArgumentError, CgraphWarning, ForeignError, StateError, TorchError
 from cgraph.mempool import MemPool, require_options
 
 __all__ = [
@@ -185,10 +185,8 @@ def new_handle() -> PoolHandle:
         try:
             return _handle_of(CudaMemPool(range_bytes=_RANGE_OF_A_CAPTURE))
         except StateError as error:
-            warnings.warn(
-                f"the capture uses a pool of torch's own, which cannot be paused: {error}",
-                stacklevel=levels_to_user(),
-            )
+            text = f"the capture uses a pool of torch's own, which cannot be paused: {error}"
+            Reason(Cause.TORCHS_POOL, text).warn(kind=CgraphWarning)
     return PoolHandle(_torch.new_pool_handle())
 
 

@@ -13,7 +13,6 @@ Where ``random_state.py`` finds the words of that state, a node of the graph set
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
@@ -28,9 +27,10 @@ from cgraph._captures.fresh_results import Results
 from cgraph._captures.label_recorder import LabelRecorder
 from cgraph._captures.turns import Turn
 from cgraph._driver import Captured, Handle
-from cgraph._source import levels_to_user
+from cgraph._reason import Reason
 from cgraph._text import first_line
-from cgraph.errors import CaptureError, CgraphError, add_note
+from cgraph.causes import Cause
+from cgraph.errors import CaptureError, CgraphError, CgraphWarning, add_note
 from cgraph.mempool import MemPool
 
 if TYPE_CHECKING:
@@ -214,11 +214,9 @@ class Recording:
         finally:
             self._close_history()
         if entries is None:
-            warnings.warn(
-                "the record of torch's allocator is too short for this capture, which is therefore"
-                " not recorded: raise max_entries of torch.cuda.memory._record_memory_history",
-                stacklevel=levels_to_user(),
-            )
+            text = "the record of torch's allocator is too short for this capture"
+            reason = Reason(Cause.SHORT_HISTORY, text)
+            reason.warn("Its memory is not recorded", CgraphWarning)
             return None
         actions: dict[str, Action] = {"alloc": "alloc", "free_completed": "free"}
         return [

@@ -15,11 +15,13 @@ from typing import Any, NoReturn
 import click
 import torch
 from rich.console import Console
+from rich.markdown import Markdown
 from rich.markup import escape
 from rich.table import Table
 
 import cgraph
-from cgraph import _driver
+from cgraph import Cause, _driver
+from cgraph._text import nearest
 from cgraph.errors import ArgumentError, CgraphError
 
 __all__ = ["app"]
@@ -84,6 +86,26 @@ def explain(place: str, args: str | None, as_json: bool) -> None:
         click.echo(f"{target.name}:\n{found}")
     if not found.ok:
         sys.exit(1)
+
+
+@app.command()
+@click.argument("code", required=False)
+def why(code: str | None) -> None:
+    """Explain a code of a message, as CG-HOST-READ, with an example; all codes without one."""
+    console = Console()
+    if code is None:
+        table = Table("code", "what happens", "what to do", box=None, padding=(0, 1))
+        for one in Cause:
+            table.add_row(one.code, f"it {one.what}", one.fix or "nothing: it passes by itself")
+        console.print(table)
+        return
+    try:
+        found = Cause.of_code(code)
+    except ValueError as error:
+        near = nearest(code.upper(), [one.code for one in Cause])
+        hint = "" if near is None else f", and the nearest one is {near}"
+        raise click.BadParameter(f"{error}{hint}", param_hint="CODE") from None
+    console.print(Markdown(found.page))
 
 
 @app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
     from cgraph._padding.sizes import PaddedSizes
 
 __all__ = ["Answer", "Answers", "Replay"]
+
+_log = logging.getLogger("cgraph.graphed")
 
 
 class Replay(NamedTuple):
@@ -247,6 +250,8 @@ class Answers:
             is_fresh, warn = self.options.outputs == "fresh", self.warnings.of_held
             entry = entry_of_graph(*of_graph, is_fresh=is_fresh, warn=warn)
         key.hold(recorded, entry)
+        done = self.name, key.text, recorded.nodes, recorded.seconds * 1e3
+        _log.info("%s (%s) is captured: %s nodes, in %.1f ms", *done)
         self.add(call, entry, recorded)
         self.keys.evict(key)
 
@@ -389,6 +394,8 @@ class Answers:
         shown, is_pinned = key.shown, reason.cause is Cause.HELD_HISTORY
         pinned = Pinned(shown.guards.leaves) if is_pinned and shown is not None else None
 
+        _log.info("the capture of %s (%s) has failed: %s", self.name, key.text, reason)
+
         def run() -> Any:
             # An error of the function itself goes to the caller.
             result = eager()
@@ -411,6 +418,7 @@ class Answers:
         name = changes[0].name if changes else "an argument"
         verb = changes[0].verb if changes else "lies elsewhere"
         is_eager = key.let_go(verb, name, user_line())
+        _log.info("%s (%s) drops its graph: %s %s", self.name, key.text, name, verb)
         shown = key.shown
         self.keys.drop(key)
         if not is_eager and shown is not None:

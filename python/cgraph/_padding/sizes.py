@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import warnings
 import weakref
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
@@ -31,7 +30,7 @@ from cgraph._padding.rows import Fit, Rows
 from cgraph._python.assignments import returning_assigned
 from cgraph._python.names import names_in
 from cgraph._reason import Reason
-from cgraph._source import levels_to_user, user_line
+from cgraph._source import user_line
 from cgraph._text import first_line
 from cgraph._torch import tree_flatten
 from cgraph.causes import Cause
@@ -281,12 +280,11 @@ class PaddedSizes:
         if self._has_told or not any(tensor.dim() for tensor in call.tensors):
             return
         self._has_told = True
-        warnings.warn(
+        text = (
             f"sizes= has no effect on ({call}): none of its tensors has the dimension"
-            f" dim={self._options.dim!r}, along which rows are counted",
-            CgraphWarning,
-            stacklevel=levels_to_user(),
+            f" dim={self._options.dim!r}, along which rows are counted"
         )
+        Reason(Cause.SIZES_UNUSED, text).warn(kind=CgraphWarning)
 
 
 def _cut(recorded: Recorded, found: Fit, kinds: Collection[str]) -> Result:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,8 +22,9 @@ from cgraph._piecewise.pieces import Compiler, Part, program_of
 from cgraph._piecewise.report import PiecewiseReport, report_of
 from cgraph._piecewise.sized_calls import SizedCalls
 from cgraph._piecewise.split import split_graph
-from cgraph._source import levels_to_user
+from cgraph._reason import Reason
 from cgraph._text import plural
+from cgraph.causes import Cause
 from cgraph.errors import ArgumentError, CaptureError, CgraphWarning, StateError
 from cgraph.graph_ladder import GraphLadder
 from cgraph.graphs import capture_scope
@@ -250,7 +250,8 @@ def _dump(folder: Path, *, traced: torch.fx.GraphModule, split: torch.fx.GraphMo
             path.parent.mkdir(parents=True, exist_ok=True)
             write_file(path, text.encode())
         except OSError as error:
-            warnings.warn(f"{path} cannot be written: {error}", CgraphWarning, levels_to_user())
+            reason = Reason(Cause.COMPILE_CACHE, f"{path} cannot be written: {error}")
+            reason.warn(kind=CgraphWarning)
         else:
             _log.info("%s has the code of the graph", path)
 

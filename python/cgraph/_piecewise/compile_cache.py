@@ -6,7 +6,6 @@ import hashlib
 import json
 import logging
 import os
-import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,8 @@ from cgraph import _core, _torch
 from cgraph._piecewise.config import PiecewiseConfig
 from cgraph._piecewise.own_files import make_folder, read_file, write_file
 from cgraph._piecewise.size_guards import Guard
-from cgraph._source import levels_to_user
+from cgraph._reason import Reason
+from cgraph.causes import Cause
 from cgraph.errors import CgraphWarning
 
 __all__ = ["CompileCache", "StoredPiece", "key_of"]
@@ -193,4 +193,4 @@ def _named(options: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
 
 
 def _warn(text: str) -> None:
-    warnings.warn(f"cache of compiled pieces: {text}", CgraphWarning, levels_to_user())
+    Reason(Cause.COMPILE_CACHE, f"cache of compiled pieces: {text}").warn(kind=CgraphWarning)

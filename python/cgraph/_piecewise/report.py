@@ -155,5 +155,5 @@ def _of_size(one: Size) -> SizeReport:
         bridge_bytes=0 if one.graph is None else one.graph.bridge_bytes,
         nodes=0 if memory is None else memory.nodes,
         seconds=0.0 if memory is None else memory.seconds,
-        refused=one.refused,
+        refused=None if one.refused is None else one.refused.text,
     )

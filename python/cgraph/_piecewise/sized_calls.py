@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import operator
 import threading
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,8 +16,8 @@ from cgraph._driver import Pool
 from cgraph._piecewise.config import PiecewiseConfig
 from cgraph._piecewise.counters import Counters
 from cgraph._piecewise.open_size import OpenSize
-from cgraph._source import levels_to_user
-from cgraph.errors import EagerWarning
+from cgraph._reason import Reason
+from cgraph.causes import Cause
 from cgraph.graph_ladder import GraphLadder
 from cgraph.segments import SegmentedGraph
 
@@ -48,7 +47,7 @@ class Size:
     is_captured: bool
     warmups: int = 0
     replays: int = 0
-    refused: str | None = None
+    refused: Reason | None = None
     graph: SegmentedGraph | None = None
     others: _core.SamePlaces | None = field(default=None, repr=False)
 
@@ -126,7 +125,8 @@ class SizedCalls:
         """Capture no more: another compilation of the model has taken its place."""
         self.clear()
         for one in self._sizes.values():
-            one.refused = "the model was compiled again after a dry run"
+            text = "the model was compiled again after a dry run"
+            one.refused = Reason(Cause.CAPTURE_FAILED, text)
 
     def _uncaptured(self, size: int, args: tuple[Any, ...]) -> Any:
         with self._lock:
@@ -180,35 +180,32 @@ class SizedCalls:
         found.graph = self._ladder.graph(found.size)
         self._counters.captures += 1
         self._counters.piece_captures += len(found.graph.segments)
-        _log.debug("size %d is captured: %d pieces", found.size, len(found.graph.segments))
+        _log.info("size %d is captured: %d pieces", found.size, len(found.graph.segments))
         reader = _torch.tensor_reader()
         found.others = _core.SamePlaces(reader, args, self._open.others)
         self._captured[found.size] = found
         return result
 
-    def _reason_against(self, args: tuple[Any, ...]) -> str | None:
+    def _reason_against(self, args: tuple[Any, ...]) -> Reason | None:
         """Return why no graph can have such inputs; None if one can."""
         device_type = _driver.current().device_type
         for place in (*self._open.sized, *self._open.others):
             one, name = args[place], self._open.names[place]
             if one.device.type != device_type:
-                return (
-                    f"its input {name} is on {one.device}, and a graph would keep what is read"
-                    f" there: give it on {device_type}, or as a number"
-                )
+                text = f"its input {name} is on {one.device}, and a graph would keep what is read"
+                fix = f"give it on {device_type}, or as a number"
+                return Reason(Cause.OTHER_DEVICE, f"{text} there", None, fix)
         for place in self._open.sized:
             if self._config.copy_inputs and _torch.overlaps_itself(args[place]):
-                return (
-                    f"its input {self._open.names[place]} is expanded, and cannot be copied to:"
-                    " give it as contiguous()"
-                )
+                text = f"its input {self._open.names[place]} is expanded, and cannot be copied to"
+                return Reason(Cause.OVERLAP, text, None, "give it as contiguous()")
         return None
 
-    def _refuse(self, reason: str) -> None:
+    def _refuse(self, reason: Reason) -> None:
         """Capture no size of the model any more."""
         for size in self._sizes.values():
             size.refused = reason
-        _warn(f"calls run without a graph: {reason}")
+        reason.warn("Calls run without a graph")
 
     def _refused(
         self,
@@ -221,10 +218,9 @@ class SizedCalls:
         with torch.no_grad():
             for one, source in copied:
                 source.copy_(one)
-        self._refuse(
-            f"the model writes its input {self._open.names[place]}, which is copied: return the new"
-            " value, or set copy_inputs=False and keep the input where it is"
-        )
+        text = f"the model writes its input {self._open.names[place]}, which is copied"
+        fix = "return the new value, or set copy_inputs=False and keep the input where it is"
+        self._refuse(Reason(Cause.MUTATED_INPUT, text, None, fix))
         self._counters.uncaptured += 1
         if self._config.outputs == "static":
             # The graph goes, and its memory with it.
@@ -252,11 +248,11 @@ class SizedCalls:
         """Tell once which tensor is another one than at the capture, or lies elsewhere."""
         if found.refused is not None:
             return
-        found.refused = (
-            f"{self._open.names[place]} is another tensor than at the capture, or has other memory:"
-            " write into that one, or call clear() to capture anew"
-        )
-        _warn(f"a call of size {found.size} runs without a graph: {found.refused}")
+        name = self._open.names[place]
+        text = f"{name} is another tensor than at the capture, or has other memory"
+        fix = "write into that one, or call clear() to capture anew"
+        found.refused = Reason(Cause.MOVING_WEIGHTS, text, None, fix)
+        found.refused.warn(f"A call of size {found.size} runs without a graph")
 
 
 def _getter(places: tuple[int, ...]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
@@ -269,7 +265,3 @@ def _getter(places: tuple[int, ...]) -> Callable[[tuple[Any, ...]], tuple[Any, .
 def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Return whether two tensors have the same values, NaN among them."""
     return bool(((one == other) | ((one != one) & (other != other))).all())
-
-
-def _warn(text: str) -> None:
-    warnings.warn(text, EagerWarning, levels_to_user())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import operator
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +13,8 @@ from torch.fx.passes.split_module import split_module
 
 from cgraph import _torch
 from cgraph._given import require_type
-from cgraph._source import levels_to_user
+from cgraph._reason import Reason
+from cgraph.causes import Cause
 from cgraph.errors import ArgumentError, CgraphWarning
 
 __all__ = ["SplitItem", "operator_name", "split_graph"]
@@ -115,9 +115,6 @@ def _warn_of_missing(graph: torch.fx.GraphModule, missing: Sequence[str]) -> Non
     known = {name for node in graph.graph.nodes for name in _torch.names_of_call(node)}
     for name in missing:
         near = ", ".join(difflib.get_close_matches(name, sorted(known), n=3, cutoff=0.4))
-        warnings.warn(
-            f"the graph does not call the splitting operator {name}"
-            + (f"; the nearest names in it are {near}" if near else ""),
-            CgraphWarning,
-            levels_to_user(),
-        )
+        text = f"the graph does not call the splitting operator {name}"
+        text += f"; the nearest names in it are {near}" if near else ""
+        Reason(Cause.NO_SPLITTING_OPERATOR, text).warn(kind=CgraphWarning)

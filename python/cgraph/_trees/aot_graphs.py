@@ -9,9 +9,11 @@ import torch
 
 from cgraph import _driver, _torch
 from cgraph._given import require_type
+from cgraph._reason import Reason
 from cgraph._trees.graph_module import CudaGraphModule
 from cgraph._trees.options import TreeOptions
-from cgraph._trees.skips import OTHERWISE, Why, note_skip, skip
+from cgraph._trees.skips import note_skip, skip
+from cgraph.causes import Cause
 from cgraph.errors import ArgumentError
 
 __all__ = [
@@ -163,15 +165,15 @@ def cudagraphs(
     for reason in refused:
         note_skip(name, reason)
     if refused and settings.strict:
-        skip(name, Why(refused[0], OTHERWISE), settings)
+        skip(name, Reason(Cause.UNCAPTURED_OPERATOR, refused[0]), settings)
     whole = _why_left(model.graph, refused, device_type)
     if whole is not None:
         note_skip(name, whole)
-        skip(name, Why(whole, OTHERWISE), settings)
+        skip(name, Reason(Cause.UNCAPTURED_OPERATOR, whole), settings)
         return model
     parts = partition_cudagraphs(model, inputs)
     if refused and not any(node.op == "call_module" for node in parts.graph.nodes):
-        skip(name, Why(refused[0], OTHERWISE), settings)
+        skip(name, Reason(Cause.UNCAPTURED_OPERATOR, refused[0]), settings)
     apply_cuda_graphs(parts, statics=statics, name=name, mode=mode, options=settings)
     return parts
 

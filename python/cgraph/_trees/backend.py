@@ -11,11 +11,13 @@ from typing import Any
 import torch
 
 from cgraph import _driver, _torch
+from cgraph._reason import Reason
 from cgraph._trees.cudagraphify import Cudagraphified, mode_name
 from cgraph._trees.function import Description
 from cgraph._trees.options import TreeOptions, unknown
-from cgraph._trees.skips import OTHERWISE, Why, note_skip, skip
+from cgraph._trees.skips import note_skip, skip
 from cgraph._trees.trees import reset_all, tree_of
+from cgraph.causes import Cause
 from cgraph.errors import ArgumentError
 
 __all__ = ["cgraph_backend", "follow_resets", "name_of", "take_graphs_of_torch"]
@@ -95,7 +97,8 @@ class Manager:
         """
         note_skip(self._name, reason)
         if self._options.strict or not self._options.skip_dynamic_graphs:
-            skip(self._name, Why(reason, OTHERWISE), self._options, is_counted=is_counted)
+            why = Reason(Cause.UNCAPTURED_OPERATOR, reason)
+            skip(self._name, why, self._options, is_counted=is_counted)
 
     def skip_between(self, reason: str) -> None:
         """Note work between the parts of a graph that is not captured.
@@ -105,7 +108,7 @@ class Manager:
         """
         note_skip(self._name, reason)
         if self._options.strict:
-            skip(self._name, Why(reason, OTHERWISE), self._options)
+            skip(self._name, Reason(Cause.UNCAPTURED_OPERATOR, reason), self._options)
 
     def set_running_backward(self, device_index: int) -> None:
         """Note that a backward pass runs that is not captured."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from threading import get_ident
 from typing import Any
@@ -10,11 +9,12 @@ from typing import Any
 import torch
 
 from cgraph import _driver, _torch
-from cgraph._source import levels_to_user
+from cgraph._reason import Reason
 from cgraph._text import plural
 from cgraph._trees.function import Description, Function, Model
-from cgraph._trees.skips import Why, note_skip, skip
+from cgraph._trees.skips import note_skip, skip
 from cgraph._trees.trees import Owner, owner, tree_of
+from cgraph.causes import Cause
 from cgraph.errors import ArgumentError, CgraphWarning
 
 __all__ = ["Cudagraphified", "mode_name"]
@@ -95,7 +95,8 @@ class Cudagraphified:
         written = sorted(set(said.mutated).difference(said.statics))
         if written and not said.options.input_mutation:
             reason = f"mutated inputs ({len(written)} instances): {said.input(written[0])}"
-            return self._refused(Why(reason, "let the option input_mutation be True"))
+            fix = "let the option input_mutation be True"
+            return self._refused(Reason(Cause.MUTATED_INPUT, reason, special_fix=fix))
         elsewhere = []
         for place, one in enumerate(inputs):
             if isinstance(one, torch.Tensor):
@@ -106,9 +107,8 @@ class Cudagraphified:
                     _require_device(tree.device_type, self._device_index, place, one)
             elif not (one is None or isinstance(one, (int, torch.Generator))):
                 kind = type(one).__name__
-                return self._refused(
-                    Why(f"non-Tensor inputs: input {place} is a {kind}", "pass it as a tensor")
-                )
+                text = f"non-Tensor inputs: input {place} is a {kind}"
+                return self._refused(Reason(Cause.INPUT_KIND, text))
         return Function(tree, self._model, len(inputs), said, elsewhere=elsewhere)
 
     def _of_sizes(
@@ -127,16 +127,16 @@ class Cudagraphified:
             return self._uncaptured
         if sizes and options.max_sizes is not None and count >= options.max_sizes:
             reason = f"more than {plural(options.max_sizes, 'size')}, as max_sizes says"
-            return self._refused(Why(reason, "pad inputs to fewer sizes"))
+            return self._refused(Reason(Cause.MANY_SIZES, reason))
         most = _torch.configured_of_inductor("triton.cudagraph_dynamic_shape_warn_limit")
         if sizes and most and count == most:
             text = _MANY.format(name=said.name, count=count + 1)
-            warnings.warn(text, CgraphWarning, levels_to_user())
+            Reason(Cause.MANY_SIZES, text, None, _FEWER).warn(kind=CgraphWarning)
         return self.function_for(inputs)
 
-    def _refused(self, why: Why) -> _Called:
-        note_skip(self._description.name, why.reason)
-        skip(self._description.name, why, self._description.options)
+    def _refused(self, reason: Reason) -> _Called:
+        note_skip(self._description.name, reason.text)
+        skip(self._description.name, reason, self._description.options)
         return self._uncaptured
 
     def _uncaptured(self, inputs: list[Any]) -> Any:
@@ -158,8 +158,10 @@ class Cudagraphified:
 
 _MANY = (
     "CUDAGraph supports dynamic shapes by recording a new graph for each distinct input size, and"
-    " {name} has {count} of them. Fix: pad inputs to a few sizes, or set the options capture_sizes,"
-    " max_sizes or skip_dynamic_graphs"
+    " {name} has {count} of them"
+)
+_FEWER = (
+    "pad inputs to a few sizes, or set the options capture_sizes, max_sizes or skip_dynamic_graphs"
     " (torch._inductor.config.triton.cudagraph_dynamic_shape_warn_limit=None silences this)"
 )
 

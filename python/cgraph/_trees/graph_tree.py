@@ -5,9 +5,9 @@ from __future__ import annotations
 import collections
 import contextlib
 import logging
-import warnings
 import weakref
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,12 +19,14 @@ from cgraph._captures.pool_blocks import PoolBlocks
 from cgraph._captures.sim_pools import SimMemPool
 from cgraph._captures.turns import Turn
 from cgraph._driver import Driver, Handle
-from cgraph._source import forget_locals, levels_to_user
+from cgraph._reason import Reason
+from cgraph._source import forget_locals
 from cgraph._trees.function import RESET, Function
 from cgraph._trees.node import Node
 from cgraph._trees.recording import record
-from cgraph._trees.skips import EAGER, Why, skip
+from cgraph._trees.skips import EAGER, skip
 from cgraph._trees.steps import follow_torch
+from cgraph.causes import Cause
 from cgraph.errors import CaptureError, CgraphWarning, StateError
 from cgraph.graphs import graph_pool_handle, is_current_stream_capturing
 
@@ -221,6 +223,7 @@ class GraphTree(_core.Tree):
             self._start_over()
             self._note_eager(function, "keeps", 0)
         else:
+            _log.info("%s is captured: %d nodes", said.name, node.graph._nodes)
             node.graph.replay()
         return results
 
@@ -243,9 +246,9 @@ class GraphTree(_core.Tree):
         """Count a call that runs without the tree; tell of it where a graph was wanted."""
         self.functions.add(function)
         self.eager[function.id, reason] += 1
-        why, said = EAGER[reason], function.description
+        known, said = EAGER[reason], function.description
         is_told = self.eager[function.id, reason] > 1 and not said.options.strict
-        if why.remedy is None or is_told:
+        if known.fix is None or is_told:
             return
         more = ""
         if reason == "mutation":
@@ -254,7 +257,7 @@ class GraphTree(_core.Tree):
             more = f": perhaps in {', '.join(said.operators)}"
         elif reason == "rerecords" and function.id in self.rerecords:
             more = f": {self.rerecords[function.id][1]}"
-        skip(said.name, Why(f"{why.reason}{more}", why.remedy), said.options)
+        skip(said.name, replace(known, text=f"{known.text}{more}"), said.options)
 
     def _note_moved(self, function: Function, new: _core.NewNode, moving: list[int]) -> None:
         """Note which static inputs were elsewhere when the function was captured before."""
@@ -272,7 +275,7 @@ class GraphTree(_core.Tree):
             self.moving[function.id] = ", ".join(map(said.input, moving))
             if not is_known:
                 text = _MOVING.format(name=said.name, inputs=self.moving[function.id])
-                warnings.warn(text, CgraphWarning, levels_to_user())
+                Reason(Cause.MOVING_WEIGHTS, text, None, _GATHERED).warn(kind=CgraphWarning)
 
     @contextlib.contextmanager
     def _on_device(self) -> Iterator[None]:
@@ -405,8 +408,10 @@ class GraphTree(_core.Tree):
 
 _MOVING = (
     "each call of {name} copies inputs from here on, as they, or others beside them, were elsewhere"
-    " in four captures of few replays: {inputs}. Fix: write new weights in place, as"
-    " parameter.data.copy_(new); those that are gathered for each step, as by fully_shard, have to"
+    " in four captures of few replays: {inputs}"
+)
+_GATHERED = (
+    f"{Cause.MOVING_WEIGHTS.fix}; those that are gathered for each step, as by fully_shard, have to"
     " be copied"
 )
 

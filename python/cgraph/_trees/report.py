@@ -110,7 +110,7 @@ class TreesReport:
             lines.append(table(_HEAD, [_cells(one) for one in self.functions]))
         for one in self.functions:
             lines += [
-                f"{printable(one.name)}: {plural(count, 'eager call')}: {EAGER[why].reason}"
+                f"{printable(one.name)}: {plural(count, 'eager call')}: {EAGER[why].text}"
                 for why, count in one.eager.items()
             ]
             if one.moved:

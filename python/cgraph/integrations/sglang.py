@@ -51,6 +51,7 @@ def register() -> None:
     if os.environ.get("CGRAPH_SGLANG") != "1" or _patch is not None:
         return
     _patch = patch_torch()
+    log.info("torch's CUDA graphs are cgraph's, as CGRAPH_SGLANG=1 says")
     native = NativeReplay(MIRRORS, ["_segments", "_break_fns"], lambda segments: segments)
     _hook(_REPLAY, native, "AROUND")
     _hook(_DECODE, _decode_backend, "AFTER")

@@ -34,6 +34,7 @@ def register() -> None:
     if os.environ.get("CGRAPH_VLLM") != "1" or _patch is not None:
         return
     _patch = patch_torch()
+    log.info("torch's CUDA graphs are cgraph's, as CGRAPH_VLLM=1 says")
     try:
         captures = getattr(import_module(_MODULE), _CLASS)
         replay = captures.replay
