@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import logging
 import warnings
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from cgraph.errors import CaptureError, CgraphError, CgraphWarning, EagerWarning
 
 __all__ = ["Reason", "refused"]
 
+# Of a line of code in a message.
+_MOST_LETTERS = 60
 _log = logging.getLogger("cgraph.reasons")
 _Error = TypeVar("_Error", bound=CgraphError)
 
@@ -50,10 +53,19 @@ class Reason:
 
     def told(self, effect: str = "") -> str:
         """Return the place, the reason, what comes of it, the fix, and the code, in this order."""
-        where = "" if self.where is None else f"{self.where}: "
+        where = "" if self.where is None else f"{self.where}{self._source}: "
         so = f". {effect}" if effect else ""
         fix = "" if self.fix is None else f". Fix: {self.fix}"
         return f"{where}{self.text}{so}{fix} (cgraph why {self.cause.code})"
+
+    @property
+    def _source(self) -> str:
+        """The text of the line, if its file is there."""
+        file, _, number = str(self.line).rpartition(":")
+        text = linecache.getline(file, int(number)).strip() if number.isdigit() else ""
+        if len(text) > _MOST_LETTERS:
+            text = f"{text[:_MOST_LETTERS]} …"
+        return f" `{text}`" if text else ""
 
     def at(self, line: str | None) -> Reason:
         """Return this reason with a line, unless it has one."""

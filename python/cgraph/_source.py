@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dis
 import functools
 import os
 import sys
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
-from types import FrameType
+from types import CodeType, FrameType
 
 import torch
 
@@ -18,8 +19,10 @@ __all__ = [
     "Place",
     "directories",
     "forget_locals",
+    "is_branch",
     "is_omitted",
     "levels_to_user",
+    "operation",
     "place_of",
     "place_of_function",
     "user_frame",
@@ -96,6 +99,19 @@ def user_frames(omitted: _Directories | None = None) -> tuple[str, ...]:
     return tuple(reversed(frames))
 
 
+def operation(code: CodeType, place: int) -> str:
+    """Return the name of Python's instruction at a place; empty if there is none."""
+    name = dis.opname[code.co_code[place]] if 0 <= place < len(code.co_code) else ""
+    # Python 3.13 compares and tests the result in one instruction.
+    is_asked = name == "COMPARE_OP" and sys.version_info >= (3, 13) and code.co_code[place + 1] & 16
+    return "TO_BOOL" if is_asked else name
+
+
+def is_branch(code: CodeType, place: int) -> bool:
+    """Return whether Python's instruction at a place asks for the truth of a value."""
+    return operation(code, place).startswith(("POP_JUMP", "JUMP_IF", "TO_BOOL", "UNARY_NOT"))
+
+
 def _frames(omitted: _Directories | None, inner: FrameType | None = None) -> Iterator[FrameType]:
     frame: FrameType | None = sys._getframe(1) if inner is None else inner
     while frame is not None:
@@ -116,9 +132,9 @@ def is_omitted(file: str, omitted: _Directories | None = None) -> bool:
 def levels_to_user() -> int:
     """Return the number of calls up to the first one outside cgraph and torch, for a warning."""
     level, frame = 1, sys._getframe(1)
-    own = ("cgraph.", "torch.")
+    own = ("cgraph", "torch")
     while frame.f_back is not None and (
-        str(frame.f_globals.get("__name__", "")).startswith(own)
+        str(frame.f_globals.get("__name__", "")).partition(".")[0] in own
         or frame.f_code.co_filename.startswith("<eval_with_key>")
     ):
         level, frame = level + 1, frame.f_back

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dis
 import linecache
 import os
 import re
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -163,9 +161,7 @@ def blame(error: BaseException, is_broken: bool) -> str | None:
         return None
     cause, level = found
     file, line = level.tb_frame.f_code.co_filename, level.tb_lineno
-    source = linecache.getline(file, line).strip()
-    text = f"`{source}` {cause.what}" if source else f"it {cause.what}"
-    return str(Reason(cause, text, f"{file}:{line}"))
+    return str(Reason(cause, f"it {cause.what}", f"{file}:{line}"))
 
 
 def failed_by(error: BaseException) -> Reason:
@@ -260,14 +256,18 @@ def _cause(text: str, level: TracebackType, inner: list[str]) -> Cause:
     segment = _segment(level).strip()
     names = [*re.findall(r"\b(\w+)\s*\(", segment), *inner]
     known = [_CALLS[name] for name in (*operators, *names) if name in _CALLS]
-    operation = _operation(level)
-    if operation.startswith(("POP_JUMP", "JUMP_IF", "TO_BOOL", "UNARY_NOT")):
+    code, place = level.tb_frame.f_code, level.tb_lasti
+    if _source.is_branch(code, place):
         return Cause.BRANCH
     if known:
         return known[0] if operators and operators[0] in REFUSED else known[-1]
     if _UNPINNED in text:
         return Cause.HOST_COPY
-    return Cause.SHAPE if segment.endswith("]") or "SUBSCR" in operation else Cause.UNKNOWN
+    return (
+        Cause.SHAPE
+        if segment.endswith("]") or "SUBSCR" in _source.operation(code, place)
+        else Cause.UNKNOWN
+    )
 
 
 def _levels(trace: TracebackType | None) -> Iterator[TracebackType]:
@@ -281,16 +281,8 @@ def _is_users(level: TracebackType) -> bool:
 
 
 def _is_raised_by_user(last: TracebackType) -> bool:
-    return _is_users(last) and _operation(last) == "RAISE_VARARGS"
-
-
-def _operation(level: TracebackType) -> str:
-    """Return the instruction of Python's that was running in a frame."""
-    code, place = level.tb_frame.f_code.co_code, level.tb_lasti
-    name = dis.opname[code[place]] if 0 <= place < len(code) else ""
-    # Python 3.13 compares and tests the result in one instruction.
-    is_asked = name == "COMPARE_OP" and sys.version_info >= (3, 13) and code[place + 1] & 16
-    return "TO_BOOL" if is_asked else name
+    operation = _source.operation(last.tb_frame.f_code, last.tb_lasti)
+    return _is_users(last) and operation == "RAISE_VARARGS"
 
 
 def _segment(level: TracebackType) -> str:

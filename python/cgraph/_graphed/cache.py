@@ -10,6 +10,7 @@ from cgraph import _core, _driver
 from cgraph._graphed.call import Call
 from cgraph._graphed.key import Key
 from cgraph._graphed.options import Options
+from cgraph._graphed.reasons import reason_of_various
 from cgraph._python.guards import Change
 from cgraph._python.values import as_key
 from cgraph._reason import Reason
@@ -81,7 +82,7 @@ class Keys:
         self._options = options
         self._dispatcher = dispatcher
         self._families: dict[Hashable, Family] = {}
-        self.various: dict[str, str] = {}
+        self.various: dict[str, Reason] = {}
         self._values: dict[str, set[Hashable]] = {}
         self._new_in_a_row: Counter[str] = Counter()
         # Keys by the reason.
@@ -229,13 +230,12 @@ class Keys:
             is_new = True
         self._new_in_a_row[name] = self._new_in_a_row[name] + 1 if is_new else 0
         if self._new_in_a_row[name] >= _NEW_IN_A_ROW:
-            self.various[name] = (
-                f"{name} had a new value in {_NEW_IN_A_ROW} calls in a row (now {shown(value):.40})"
-            )
+            now = f"(now {shown(value):.40})"
+            text = f"{name} had a new value in {_NEW_IN_A_ROW} calls in a row {now}"
+            self.various[name] = reason_of_various(name, value, text)
         elif len(values) > self._options.most_graphs:
-            self.various[name] = (
-                f"{name} has more values than max_graphs={self._options.most_graphs}"
-            )
+            text = f"{name} has more values than max_graphs={self._options.most_graphs}"
+            self.various[name] = reason_of_various(name, value, text)
         return name in self.various
 
     def _forget_old(self) -> None:

@@ -26,12 +26,12 @@ from cgraph._graphed.options import Options
 from cgraph._graphed.reasons import (
     broken_by,
     reason_against,
-    reason_of_various,
 )
 from cgraph._graphed.record import BrokenError, Capture
 from cgraph._graphed.recorded import Recorded
 from cgraph._graphed.train import Trained
 from cgraph._graphed.writeback import leave, reason_beside
+from cgraph._python.changing_lines import line_that_changes
 from cgraph._python.guards import Change
 from cgraph._python.values import is_plain
 from cgraph._reason import Reason
@@ -203,7 +203,7 @@ class Answers:
 
     def _various(self, call: Call, eager: Callable[[], Any], name: str) -> Answer:
         """Let a call run eagerly whose place or argument of this name has too many values."""
-        reason = reason_of_various(self.keys.various[name], name)
+        reason = self.keys.various[name].at(line_that_changes(name, self.reads.codes))
         return self.never(call, eager, reason, counts=True)
 
     def once(self, key: Key, reason: Reason, eager: Callable[[], Any]) -> Answer:

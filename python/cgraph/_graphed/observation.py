@@ -21,6 +21,7 @@ from cgraph._python.assignments import (
     signature_of,
     unlike,
 )
+from cgraph._python.changing_lines import line_that_changes
 from cgraph._python.guards import Change, Guards
 from cgraph._python.named_objects import named_by
 from cgraph._python.names import names_in, stored_in
@@ -327,17 +328,21 @@ class Observation:
         """
         for change in changes:
             if not change.is_gradient:
-                text = f"the function changes {change.name}: it {change.verb}"
-                return Reason(Cause.PYTHON_STATE, text)
+                return self._changes(change.name, change.verb)
         for target, value in left:
             if any(map(observer.made, tensors_behind(value))):
                 text = f"the function leaves a new tensor in {target.name}"
-                return Reason(Cause.NEW_STATE, text)
-            return Reason(Cause.PYTHON_STATE, f"the function changes {target.name}")
+                line = line_that_changes(target.name, self.codes)
+                return Reason(Cause.NEW_STATE, text, line)
+            return self._changes(target.name)
         if (other := unlike(assigned, before.assigned)) is not None:
-            text = f"the function changes {other.name}: it {other.verb}"
-            return Reason(Cause.PYTHON_STATE, text)
+            return self._changes(other.name, other.verb)
         return self.trace.difference(before.trace)
+
+    def _changes(self, name: str, verb: str = "") -> Reason:
+        """Return the reason against a function that changes a place."""
+        text = f"the function changes {name}" + (f": it {verb}" if verb else "")
+        return Reason(Cause.PYTHON_STATE, text, line_that_changes(name, self.codes))
 
     @property
     def uses_gradients(self) -> bool:
@@ -352,7 +357,8 @@ class Observation:
         if self.seeds is not None:
             return Reason(Cause.SEED, f"the function {Cause.SEED.what}", self.seeds)
         if self.needs_grad and self.made is not None:
-            return Reason(Cause.NEW_STATE, f"the function leaves a new tensor in {self.made}")
+            text = f"the function leaves a new tensor in {self.made}"
+            return Reason(Cause.NEW_STATE, text, line_that_changes(self.made, self.codes))
         if self.needs_grad and self.written:
             text = f"{min(self.written)} is written while gradients are recorded"
             return Reason(Cause.WRITTEN_ARGUMENT, text)

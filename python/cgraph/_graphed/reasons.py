@@ -13,7 +13,7 @@ from cgraph._autograd.pinned import PINNED, is_pinning
 from cgraph._explanation.findings import failed_by
 from cgraph._graphed.call import Call
 from cgraph._graphed.function_module import NoGradientError
-from cgraph._python.values import is_array, tensors_behind
+from cgraph._python.values import Form, is_array, tensors_behind
 from cgraph._reason import Reason
 from cgraph._source import place_of
 from cgraph._torch import tree_iter
@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 
-def reason_of_various(text: str, name: str) -> Reason:
+def reason_of_various(name: str, value: Any, text: str) -> Reason:
     """Return the reason against calls of a place or an argument that has too many values."""
     fix = (
         f"make it a tensor; guards={{{name!r}: False}} would freeze it at the value of the capture"
@@ -38,6 +38,11 @@ def reason_of_various(text: str, name: str) -> Reason:
         fix = (
             "give the optimizer its rate as a tensor, as AdamW(..., lr=torch.tensor(1e-3,"
             " device=...), capturable=True): schedules write to it"
+        )
+    elif isinstance(value, Form):
+        fix = (
+            "keep it in a tensor of one size that is written in place, as cache[position] = new:"
+            " each other shape needs a graph of its own"
         )
     elif "['betas']" in name or name.endswith("['momentum']"):
         fix = "let the schedule leave it as it is: OneCycleLR(..., cycle_momentum=False)"

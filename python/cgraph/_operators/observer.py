@@ -24,7 +24,7 @@ from cgraph._operators.refused import cause_against
 from cgraph._operators.schemas import name_of, tensors_in, tensors_of, written_by
 from cgraph._operators.trace import Operator, OutsideMemory, Trace
 from cgraph._reason import Reason, refused
-from cgraph._source import user_line
+from cgraph._source import is_branch, user_frame, user_line
 from cgraph.breaks import Breakable, Work
 from cgraph.causes import Cause
 
@@ -376,6 +376,10 @@ class Observer(OperatorMode):
         return cause is not None and self._refuse(cause, name_of(func))
 
     def _refuse(self, cause: Cause, operator: str) -> bool:
+        frame = user_frame()
+        is_asked = frame is not None and is_branch(frame.f_code, frame.f_lasti)
+        if cause is Cause.HOST_READ and is_asked:
+            cause = Cause.BRANCH
         self.refusals.append(refused(cause, operator, user_line()))
         if self.stop is None:
             return False

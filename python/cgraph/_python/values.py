@@ -16,6 +16,7 @@ import torch
 from cgraph import _torch
 
 __all__ = [
+    "Form",
     "as_key",
     "attributes_of",
     "form_in_words",
@@ -30,7 +31,16 @@ __all__ = [
 # The most parts of an object that are looked at.
 _MOST_PARTS = 1000
 
+
+class Form(str):
+    """The form of a tensor in words, which shows without quotation marks."""
+
+    __slots__ = ()
+    __repr__ = str.__str__
+
+
 _ATOMS = (
+    Form,
     type(None),
     bool,
     int,
@@ -153,16 +163,16 @@ def attributes_of(value: Any) -> dict[str, Any]:
 _get = object.__getattribute__
 
 
-def form_in_words(tensor: torch.Tensor) -> str:
+def form_in_words(tensor: torch.Tensor) -> Form:
     """Return the class, dtype and shape of a tensor as text, and whether it requires a gradient."""
     dtype = str(tensor.dtype).removeprefix("torch.")
     if type(tensor) is not torch.Tensor:
         dtype = f"{type(tensor).__name__} {dtype}"
     if (form := _torch.form_of(tensor)) is not None:
-        return f"{form} {dtype}"
+        return Form(f"{form} {dtype}")
     grad = " with grad" if tensor.requires_grad else ""
     strides = "" if tensor.is_contiguous() else " not contiguous"
-    return f"{dtype}{list(tensor.shape)}{strides}{grad}"
+    return Form(f"{dtype}{list(tensor.shape)}{strides}{grad}")
 
 
 def tensors_behind(value: Any) -> Iterator[torch.Tensor]:

@@ -11,6 +11,7 @@ from cgraph import _torch
 from cgraph._trees.aot_graphs import cudagraphs
 from cgraph._trees.backend import follow_resets, name_of
 from cgraph._trees.options import TreeOptions
+from cgraph._trees.skips import skip_without_gpu
 from cgraph._trees.trees import reset_all
 from cgraph.errors import ArgumentError
 
@@ -52,10 +53,13 @@ class _AotBackend:
         settings = TreeOptions.of(options)
         follow_resets()
         name = name_of(graph_module)
+        has_none = skip_without_gpu(name, settings)
 
         def compiled(
             graph: torch.fx.GraphModule, examples: Sequence[Any], mode: str, statics: Sequence[int]
         ) -> Callable[..., Any]:
+            if has_none:
+                return graph
             kind = "backward" if mode == "backward" else "inference"
             own = f"{name}, {mode}"
             return cudagraphs(

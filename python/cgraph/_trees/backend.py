@@ -15,7 +15,7 @@ from cgraph._reason import Reason
 from cgraph._trees.cudagraphify import Cudagraphified, mode_name
 from cgraph._trees.function import Description
 from cgraph._trees.options import TreeOptions, unknown
-from cgraph._trees.skips import note_skip, skip
+from cgraph._trees.skips import note_skip, skip, skip_without_gpu
 from cgraph._trees.trees import reset_all, tree_of
 from cgraph.causes import Cause
 from cgraph.errors import ArgumentError
@@ -196,6 +196,7 @@ class _Backend:
         )
         if is_simulated:
             return _torch.compile_interpreted(graph_module, inputs, manager)
+        skip_without_gpu(name, given)
         return _torch.compile_with_inductor(graph_module, inputs, manager, of_inductor)
 
     def reset(self) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cgraph import _torch
+import torch
+
+from cgraph import _driver, _torch
 from cgraph._reason import Reason
 from cgraph._trees.options import TreeOptions
 from cgraph.causes import Cause
 
-__all__ = ["EAGER", "forget_skips", "note_skip", "skip", "skips"]
+__all__ = ["EAGER", "forget_skips", "note_skip", "skip", "skip_without_gpu", "skips"]
 
 skips: list[tuple[str, str]] = []
 """Compiled graphs, or parts of them, that are not captured: the name and the reason."""
@@ -71,6 +73,16 @@ def skip(name: str, reason: Reason, options: TreeOptions, *, is_counted: bool = 
     if not is_told:
         _told.add((name, reason.text))
         said.warn(f"{name} runs without a graph")
+
+
+def skip_without_gpu(name: str, options: TreeOptions) -> bool:
+    """Tell that a function gets no graphs as there is no GPU; return whether that is so."""
+    if _driver.current().device_type == "cpu" or torch.cuda.is_available():
+        return False
+    reason = Reason(Cause.NO_GPU, "tensors on the host: there is no GPU")
+    note_skip(name, reason.text)
+    skip(name, reason, options)
+    return True
 
 
 _told: set[tuple[str, str]] = set()

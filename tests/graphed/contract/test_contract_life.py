@@ -292,7 +292,9 @@ def test_after_three_misses_in_a_row_a_key_is_eager_and_the_warning_has_line_and
     assert len(caught) == 1
     text = str(caught[0].message)
     assert re.search(rf"test_contract_life\.py:{line}\b", text), text
-    assert re.match(r"\S+: .*\. .* runs eagerly for \(.*\. Fix: ", text), text
+    assert re.match(
+        r"\S+ `.*`: .*\. .* runs eagerly for \(.*\. Fix: .* \(cgraph why CG-DIFFERS\)$", text
+    ), text
     key = graphed.report().keys[0]
     assert (key.state, key.fix is None) == ("eager", False)
     assert key.where is not None and key.where.endswith(f"test_contract_life.py:{line}")
