@@ -26,7 +26,7 @@ def on_config(config: Any) -> Any:
 def on_files(files: Files, config: Any) -> Files:
     """Add the pages."""
     rows = [
-        f"| [{one.code}]({one.code}.md) | it {one.what} | {one.fix or 'nothing: it passes'} |"
+        f"| [{one.code}]({one.code}.md) | it {one.what} | {one.fix} |"
         for one in Cause
     ]
     table = ["| Code | What happens | What to do |", "| --- | --- | --- |", *rows]

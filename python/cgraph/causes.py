@@ -45,7 +45,7 @@ def _told(what: str, fix: str) -> _Facts:
 
 
 class Cause(Enum):
-    """What a line or a call does, and what to do about it."""
+    """The deed of a line or a call that keeps it from a graph, with the remedy."""
 
     # What a capture refuses or freezes, line by line.
     HOST_READ = _refused(
@@ -137,11 +137,12 @@ class Cause(Enum):
         "has an iterator, which yields different items in each call", "pass a list or a tuple"
     )
     NO_MEMORY = _eager(
-        "has a tensor without memory of its own: a sparse, conjugated or negated one",
+        "has a tensor without memory of its own: one of the device meta, or, where it is read in"
+        " place, a conjugated or negated one",
         "pass its component tensors, or a dense copy",
     )
     WRAPPED_TENSOR = _eager(
-        "has a tensor that is more than its elements, such as a nested or a distributed one",
+        "has a tensor that is more than its elements, as a sparse, nested or distributed one",
         "pass its component tensors, or a dense copy",
     )
     NO_GPU = _eager(
@@ -241,7 +242,8 @@ class Cause(Enum):
     )
     CHECKPOINT = _eager(
         "recomputes random numbers in a checkpoint, and replays would draw others",
-        "leave the function eager, or capture it without dropout or without checkpoints",
+        "capture it without checkpoints, or without dropout and with preserve_rng_state=False; or"
+        " leave it eager",
     )
     CAPTURE_ELSEWHERE = _eager("comes while another thread captures; later calls are replays")
     OPEN_CALLS = _eager("comes before the backward passes of earlier calls; later ones are replays")
@@ -325,17 +327,17 @@ class Cause(Enum):
 
     @property
     def severity(self) -> Severity:
-        """What comes of it."""
+        """The consequence."""
         return self.value.severity
 
     @property
     def what(self) -> str:
-        """What such a line, or such a call, does, to be read after "it"."""
+        """The deed of such a line, or such a call, to be read after "it"."""
         return self.value.what
 
     @property
     def fix(self) -> str:
-        """The remedy; empty if it passes by itself."""
+        """The remedy; empty if it passes by itself, or if the message alone knows it."""
         return self.value.fix
 
     @property
@@ -345,8 +347,8 @@ class Cause(Enum):
         from importlib.resources import files
 
         more = (files("cgraph") / "codes" / f"{self.code}.md").read_text(encoding="utf-8")
-        fix = f"{self.fix[0].upper()}{self.fix[1:]}" if self.fix else "It passes by itself"
-        return f"# {self.code}\n\nIt {self.what}.\n\n**Fix:** {fix}.\n\n{more}"
+        fix = f"**Fix:** {self.fix}.\n\n" if self.fix else ""
+        return f"# {self.code}\n\nIt {self.what}.\n\n{fix}{more}"
 
     @classmethod
     def of_code(cls, code: str) -> Cause:

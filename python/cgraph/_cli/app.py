@@ -96,7 +96,7 @@ def why(code: str | None) -> None:
     if code is None:
         table = Table("code", "what happens", "what to do", box=None, padding=(0, 1))
         for one in Cause:
-            table.add_row(one.code, f"it {one.what}", one.fix or "nothing: it passes by itself")
+            table.add_row(one.code, f"it {one.what}", one.fix)
         console.print(table)
         return
     try:

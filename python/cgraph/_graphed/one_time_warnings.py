@@ -53,7 +53,7 @@ class OneTimeWarnings:
         )
         fix = (
             "keep large tables in a tensor, or exclude them from the guards:"
-            f" guards={{{stopped!r}: False}}"
+            f" guards={{{stopped.partition('[')[0]!r}: False}}"
         )
         self._say("places", Reason(Cause.MANY_PLACES, text, None, fix), PlacesWarning)
 

@@ -306,4 +306,5 @@ def _against(recorded: Recorded | Trained, shown: Observation) -> Reason | None:
         text = f"the function assigns {plain[0]}"
     else:
         return None
-    return Reason(Cause.PADDING_UNCOMPARED, f"padding is not compared: {text}")
+    fix = "return the new value instead of assigning it, or call with the sizes themselves"
+    return Reason(Cause.PADDING_UNCOMPARED, f"padding is not compared: {text}", None, fix)
