@@ -130,6 +130,17 @@ def test_the_doctor_knows_faults_of_drivers(
     assert len(wrong) == count
 
 
+def test_why_has_the_page_of_a_code_and_a_table_of_all() -> None:
+    page = command("why", "cg-print").output
+    assert "CG-PRINT" in page and "print after the replay" in page and "graphed" in page
+    table = command("why", width=120).output
+    assert all(one.code in table for one in cgraph.Cause)
+    assert max(map(len, table.splitlines())) <= 120
+    wrong = command("why", "CG-HOSTREAD")
+    assert wrong.exit_code == 2
+    assert "the nearest one is CG-HOST-READ" in " ".join(wrong.output.replace("│", "").split())
+
+
 def test_explain_lists_what_a_capture_refuses_and_exits_with_one() -> None:
     found = command("explain", "mine.py:reads", "--args", "x")
     assert found.exit_code == 1
