@@ -101,7 +101,7 @@ _ON_FIRST_USE = {
     "explain": "cgraph.explanation",
     "graphed": "cgraph.functions",
     "memory": "cgraph.ledger",
-    "metrics": "cgraph.metrics",
+    "metrics": "cgraph.counts",
     "report": "cgraph.functions",
     "weak_ref": "cgraph.weak_refs",
 }
@@ -109,12 +109,12 @@ _ON_FIRST_USE = {
 if _TYPE_CHECKING:
     from cgraph import aot, picture, piecewise, trees
     from cgraph.breaks import eager_break
+    from cgraph.counts import metrics
     from cgraph.dryrun import dry_run, dry_run_shared
     from cgraph.explanation import explain
     from cgraph.functions import graphed, report
     from cgraph.graph_ladder import GraphLadder
     from cgraph.ledger import memory
-    from cgraph.metrics import metrics
     from cgraph.segments import SegmentedGraph
     from cgraph.weak_refs import weak_ref
 else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import runpy
 from pathlib import Path
 
@@ -11,13 +12,17 @@ import torch
 import cgraph
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-# Those that no other test runs, with words of what they print.
+# Those that no other test runs, with words of what they print, or of why they end.
 PRINTED = {
     "breaks": "captured",
     "capture_safety": "",
     "compile": "losses",
     "hooks": "replayed",
+    "huggingface_decode": "1 of 1 key captured"
+    if importlib.util.find_spec("transformers")
+    else "needs transformers",
     "inference": "2 of 2 keys captured",
+    "other_streams": "needs a GPU",
     "pause_resume": "paused",
     "training_step": "loss",
     "variable_batch": "captured",
@@ -36,7 +41,9 @@ def test_an_example_runs_as_a_program(
     try:
         runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
     except SystemExit as end:
-        assert end.code == 0
+        # A text says what the example lacks here.
+        assert end.code == 0 or isinstance(end.code, str)
+        print(end.code)
     assert PRINTED[name] in capsys.readouterr().out
     torch.compiler.reset()
 

@@ -7,7 +7,7 @@
 ...         return x * 2
 ...     for _ in range(3):
 ...         y = step(torch.ones(3))
-...     cgraph.metrics()['cgraph_replays_total{door="graphed",function="step"}']
+...     print(cgraph.metrics()['cgraph_replays_total{door="graphed",function="step"}'])
 2
 """
 
