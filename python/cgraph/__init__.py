@@ -85,6 +85,7 @@ __all__ = [
     "report",
     "sim",
     "trees",
+    "view",
     "weak_ref",
 ]
 __version__ = _version()
@@ -99,6 +100,7 @@ _ON_FIRST_USE = {
     "graphed": "cgraph.functions",
     "memory": "cgraph.ledger",
     "report": "cgraph.functions",
+    "view": "cgraph.viewer",
     "weak_ref": "cgraph.weak_refs",
 }
 
@@ -111,6 +113,7 @@ if _TYPE_CHECKING:
     from cgraph.graph_ladder import GraphLadder
     from cgraph.ledger import memory
     from cgraph.segments import SegmentedGraph
+    from cgraph.viewer import view
     from cgraph.weak_refs import weak_ref
 else:
 

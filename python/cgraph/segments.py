@@ -57,6 +57,8 @@ class SegmentedGraph(_core.Segments):
     segments: tuple[CUDAGraph, ...]
     breaks: tuple[str, ...]
     bridge_bytes: int
+    _order: tuple[CUDAGraph | str, ...]
+    """The graphs and the names of the breaks, in the order of a replay."""
 
     def __new__(cls, steps: Sequence[Any]) -> Self:
         """Take graphs and breaks in order; :meth:`capture` makes them."""
@@ -64,6 +66,7 @@ class SegmentedGraph(_core.Segments):
         self = super().__new__(cls, native, _torch.mode_functions())
         self.segments = tuple(step for step in steps if isinstance(step, CUDAGraph))
         breaks = [step for step in steps if isinstance(step, Break)]
+        self._order = tuple(step.title if isinstance(step, Break) else step for step in steps)
         self.breaks = tuple(step.title for step in breaks)
         self.bridge_bytes = sum(step.bridge_bytes for step in breaks)
         return self
@@ -287,7 +290,7 @@ class SegmentedGraph(_core.Segments):
     def reset(self) -> None:
         """Drop all segments and breaks; a replay is refused from then on."""
         segments, self.segments, self.breaks = self.segments, (), ()
-        self.bridge_bytes = 0
+        self.bridge_bytes, self._order = 0, ()
         self._clear()
         with ExitStack() as resets:
             for one in segments:
