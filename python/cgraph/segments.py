@@ -81,6 +81,8 @@ class SegmentedGraph(_core.Segments):
         capture_error_mode: str = "thread_local",
         statics: Sequence[torch.Tensor] = (),
         generators: Sequence[torch.Generator] = (),
+        keep_graph: bool = False,
+        enable_annotations: bool = False,
     ) -> tuple[SegmentedGraph, R]:
         """Run a function once, and capture all of it except its breaks.
 
@@ -95,6 +97,8 @@ class SegmentedGraph(_core.Segments):
             capture_error_mode: As for :class:`cgraph.graph`.
             statics: Tensors that :meth:`replay_with` copies to before the first segment.
             generators: Generators that random numbers are drawn from besides the default one.
+            keep_graph: Keep the templates of the segments, for :func:`cgraph.view`.
+            enable_annotations: As for :class:`cgraph.graph`, for all segments.
 
         Returns:
             The segments and the function's result.
@@ -108,6 +112,7 @@ class SegmentedGraph(_core.Segments):
         and random state are as before; earlier writes of the segments remain.
         """
         session = cls._session(pool, stream, capture_error_mode, generators)
+        session.keeps, session.annotates = keep_graph, enable_annotations
         return cls._made(session, body, statics)
 
     @classmethod

@@ -111,7 +111,8 @@ def break_node(title: str, depends: list[int]) -> Node:
         depends: The places of the nodes before it.
     """
     facts = [("operator", title), ("kind", "break: eager code between two segments")]
-    return Node(title.split(" ")[0], "eager", "break", (), depends, {}, facts, "break")
+    name = title.rpartition(" (")[0] or title
+    return Node(name.rpartition(".")[2], "eager", "break", (), depends, {}, facts, "break")
 
 
 def _node(

@@ -97,8 +97,8 @@ def _as_drawn(drawing: Drawing) -> dict[str, Any]:
 
     nodes = drawing.nodes
     # Where all are equal there is nothing to compare, as threads on the simulator.
-    values = {name: {node.measures.get(name, 0) for node in nodes} for name in _MEASURES}
-    measures = [name for name in _MEASURES if len(values[name]) > 1]
+    values = [node.measures for node in nodes]
+    measures = [name for name in _MEASURES if len({one[name] for one in values if name in one}) > 1]
     counts = Counter(node.family for node in nodes)
     families = [name for name in FAMILIES if counts[name]]
     drawn = [
