@@ -5,9 +5,9 @@
 ...     x, graph = torch.ones(4), cgraph.CUDAGraph(keep_graph=True)
 ...     with cgraph.record_memory(), cgraph.graph(graph, enable_annotations=True):
 ...         y = (x * 2).exp()
-...     shown = cgraph.view(graph)
+...     shown = cgraph.view(graph, title="two operators")
 ...     print(shown)
-<cgraph.View of graph 1: 2 nodes, 2 blocks>
+<cgraph.View of two operators: 2 nodes, 2 blocks>
 """
 
 from __future__ import annotations

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from cgraph import picture
 from cgraph._text import in_units, plural, short_place
 from cgraph.timeline import Segment, Span, Timeline
 
@@ -125,4 +127,13 @@ def _block(timeline: Timeline, span: Span, base: int) -> dict[str, Any]:
         stack = "\n".join(f"{line} {name}" for line, name in zip(lines, names, strict=True))
         facts.append(("stack, innermost first", stack))
     place = [span.address - base, span.bytes, begin, end]
-    return {"p": place, "k": kind_of(span), "n": span.label, "x": facts}
+    return {"p": place, "k": kind_of(span), "n": _name(span), "x": facts}
+
+
+def _name(span: Span) -> str:
+    """Return a short origin of a block: operator and line, as far as they are known."""
+    is_operator = re.fullmatch(r"\w+\.\w+\.\w+", span.label)
+    parts = [picture.short_name(span.label) if is_operator else span.label]
+    if span.frames:
+        parts.append(span.frames[-1].rpartition(" ")[0].rpartition("/")[2])
+    return " ".join(filter(None, parts))
