@@ -57,6 +57,14 @@ def test_a_node_goes_on_in_the_lane_of_the_node_that_ends_there() -> None:
     assert (in_lanes(found), [one.lane for one in found]) == (1, [0, 0, 0])
 
 
+def test_a_branch_stays_in_its_lane_where_a_lower_one_is_free() -> None:
+    forked = [node(), node("", [0]), node("", [0]), node("", [0])]
+    joined = [node("", [1, 2]), node("", [4]), node("", [4, 3])]
+    nodes = [*forked, *joined]
+    in_lanes(nodes)
+    assert [one.lane for one in nodes] == [0, 0, 1, 2, 0, 0, 2]
+
+
 def test_a_fork_opens_a_lane_that_a_join_frees() -> None:
     again = [node("", [5]), node("", [5]), node("", [6, 7])]
     found = ordered([*FORK, *again])

@@ -23,6 +23,10 @@ from viewed import graph_of, step_of
 ODD = "</script><b>\"'&\u2028 «é»\0"
 
 
+def neg(x: torch.Tensor) -> torch.Tensor:
+    return -x
+
+
 def data_of(html: str) -> dict[str, Any]:
     """Return the data in a page."""
     [text] = re.findall(r'<script type="application/json" id="data">(.*?)</script>', html)
@@ -103,20 +107,27 @@ def test_the_memory_alone_can_be_seen(lab: Lab, kind: str) -> None:
 
 def test_trees_are_drawn_with_replays_and_bytes_and_ways_as_lanes(lab: Lab) -> None:
     first = in_tree(lab, half, fresh(lab, 64))
-    ways = [in_tree(lab, line, fresh(lab, 64)), in_tree(lab, torch.neg, fresh(lab, 64))]
-    for number in range(8):
+    ways = [in_tree(lab, line, fresh(lab, 64)), in_tree(lab, neg, fresh(lab, 64))]
+    for number in range(12):
         step()
         y = first(fresh(lab, 64))
-        z = ways[number % 2](y)
+        z = ways[number % 2](ways[number % 2](y))
         del y, z
     report = cgraph.trees.report()
     found = data_of(cgraph.view(report).html)["graph"]
     assert found == data_of(cgraph.view(cgraph.trees).html)["graph"]
-    names = [found["texts"][one["t"]] for one in found["nodes"]]
-    assert names == [one.function for one in report.trees[0].nodes]
-    assert [one["l"] for one in found["nodes"]] == [0, 0, 1]
-    assert found["measures"] == ["equal", "replays"] or "replays" in found["measures"]
-    assert [one["d"] for one in found["nodes"]] == [[], [0], [0]]
+    paths: list[str] = []
+    for one in found["nodes"]:
+        before = [paths[place] for place in one["d"]]
+        paths.append(" ".join([*before, found["texts"][one["t"]]]))
+    assert sorted(paths) == ["half", "half line", "half line line", "half neg", "half neg neg"]
+    lanes = [one["l"] for one in found["nodes"]]
+    assert {lane for lane, path in zip(lanes, paths, strict=True) if "line" in path} != {
+        lane for lane, path in zip(lanes, paths, strict=True) if "neg" in path
+    }
+    replays = [one["m"][found["measures"].index("replays") - 1] for one in found["nodes"]]
+    assert replays == [one.replays for one in report.trees[0].nodes]
+    assert max(replays) == replays[paths.index("half")]
 
 
 def test_no_text_ends_an_element_of_the_page(lab: Lab) -> None:

@@ -7,6 +7,7 @@ class GraphView {
     this.name = given.tab;
     this.label = `${given.noun}s`;
     this.keys = "Click: details. Arrows: next, open, close. /: search.";
+    this.chooses = "Width by";
     this.measure = 0;
     this.hits = new Set();
     this.size = this.nodes.length;

@@ -1,8 +1,6 @@
 // The view of a pool's memory: blocks over the events, and the bytes in use below them.
 const LEFT = 96, RIGHT = 24, CHART = 132, MARKS = 26, CUT = 20, TITLE = 22, FOOT = 34;
-const KINDS = {
-  temporary: ["T", "#56b4e9"], "held at the end": ["H", "#e69f00"], "there before": ["B", "#999999"],
-};
+const KINDS = [["temporary", "T", "#56b4e9"], ["held at the end", "H", "#e69f00"], ["there before", "B", "#999999"]];
 
 class MemoryView {
   constructor(given) {
@@ -11,10 +9,15 @@ class MemoryView {
     this.label = "blocks";
     this.keys = "Click: details. Shift or Alt and wheel: zoom one way. /: search.";
     this.hasTwoScales = true;
+    this.chooses = "Colour by";
+    this.measure = 0;
+    // A block whose operator is not known keeps the colour of its fate.
+    this.measures = this.families.length ? ["lifetime", "operator"] : ["lifetime"];
     this.hits = new Set();
     this.size = this.blocks.length;
     this.steps = this.inUse.length;
     this.blocks.forEach((block) => {
+      block.kinds = [KINDS.find(([name]) => name === block.k), this.families[block.f]];
       block.sought = block.x.map(([, text]) => text).join("\n").toLowerCase();
     });
   }
@@ -48,6 +51,10 @@ class MemoryView {
       const above = place.start + place.bytes - block.p[0] - block.p[1];
       block.box = [block.p[2], place.y + above * this.perByte, block.p[3] - block.p[2], block.p[1] * this.perByte];
     });
+  }
+
+  kindOf(block) {
+    return block.kinds[this.measure] || block.kinds[0];
   }
 
   onScreen([x, y, w, h]) {
@@ -117,9 +124,9 @@ class MemoryView {
   drawBlock(pen, block, i, stage, bottom) {
     const [x, y, w, h] = this.onScreen(block.box);
     if (x > stage.width || x + w < LEFT || y > bottom || y + h < 0) return;
-    const isDim = this.hits.size ? !this.hits.has(i) : this.kind && this.kind !== block.k;
-    const [letter, colour] = KINDS[block.k];
-    pen.globalAlpha = (isDim ? 0.16 : 1) * (i % 2 ? 0.62 : 0.8);
+    const [kind, letter, colour] = this.kindOf(block);
+    const isDim = this.hits.size ? !this.hits.has(i) : this.kind && this.kind !== kind;
+    pen.globalAlpha = (isDim ? 0.16 : 1) * (i % 2 ? 0.72 : 0.92);
     pen.fillStyle = colour;
     pen.fillRect(x, y, w, h);
     pen.globalAlpha = isDim ? 0.2 : 1;
@@ -136,10 +143,13 @@ class MemoryView {
     }
     if (h > 13 && w > 16) {
       const from = Math.max(x, LEFT) + 5, room = Math.min(x + w, stage.width) - from - 6;
-      pen.fillStyle = ink.ink;
+      pen.fillStyle = letterColour(colour);
       pen.font = `11px ${SANS}`;
-      const text = `${letter} ${units(block.p[1])}${block.n ? ` · ${block.n}` : ""}`;
-      const fits = room > 60 ? fitted(pen, text, room) : room > 10 ? letter : "";
+      const [name, line] = block.n.split("\n");
+      const parts = [letter, name, units(block.p[1]), line].filter(Boolean);
+      // The longest text that fits.
+      const texts = parts.map((_, i) => parts.slice(0, parts.length - i).join("  "));
+      const fits = texts.find((text) => widthOf(pen, text) <= room) || "";
       pen.fillText(fits, from, Math.max(y, MARKS) + Math.min(14, h / 2 + 4));
     }
     pen.globalAlpha = 1;
@@ -259,10 +269,12 @@ class MemoryView {
   }
 
   legend() {
-    return Object.entries(KINDS).map(([name, [glyph, colour]]) => ({
-      name, glyph, colour, count: this.blocks.filter((block) => block.k === name).length,
-      isOn: this.kind === name,
-      press: () => { this.kind = this.kind === name ? undefined : name; },
-    })).filter((one) => one.count);
+    const kinds = new Set(this.blocks.map((block) => this.kindOf(block)));
+    return [...KINDS, ...this.families].filter((kind) => kinds.has(kind)).map((kind) => ({
+      name: kind[0], glyph: kind[1], colour: kind[2],
+      count: this.blocks.filter((block) => this.kindOf(block) === kind).length,
+      isOn: this.kind === kind[0],
+      press: () => { this.kind = this.kind === kind[0] ? undefined : kind[0]; },
+    }));
   }
 }

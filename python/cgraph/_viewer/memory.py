@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from cgraph import picture
 from cgraph._text import in_units, plural, short_place
+from cgraph._viewer.nodes import FAMILIES
 from cgraph.timeline import Segment, Span, Timeline
 
 __all__ = ["Used", "as_drawn", "kind_of", "used_ranges"]
@@ -95,6 +96,8 @@ def as_drawn(timeline: Timeline) -> dict[str, Any]:
             }
         )
     in_use = timeline.in_use()
+    found = [_family(span) for span in timeline.spans]
+    families = [name for name in FAMILIES if name in found]
     numbers = [("peak", timeline.peak), ("held", timeline.held), ("reserved", timeline.reserved)]
     words = ", ".join(f"{name} {in_units(count)}" for name, count in numbers)
     counts = f"{plural(len(timeline.spans), 'block')}, {plural(timeline.length, 'event')}"
@@ -102,14 +105,18 @@ def as_drawn(timeline: Timeline) -> dict[str, Any]:
         "title": timeline.title,
         "about": f"{words}; {counts}",
         "segments": segments,
-        "blocks": [_block(timeline, span, base) for span in timeline.spans],
+        "families": [[name, *FAMILIES[name]] for name in families],
+        "blocks": [
+            _block(timeline, span, base, families.index(family) if family else -1)
+            for span, family in zip(timeline.spans, found, strict=True)
+        ],
         "inUse": in_use,
         "peak": [timeline.peak, in_use.index(timeline.peak)],
         "marks": sorted([index, text] for index, text in timeline.marks),
     }
 
 
-def _block(timeline: Timeline, span: Span, base: int) -> dict[str, Any]:
+def _block(timeline: Timeline, span: Span, base: int, family: int) -> dict[str, Any]:
     begin, end = timeline.steps(span)
     facts = [
         ("owner", span.label or "unknown: no label was recorded"),
@@ -127,13 +134,20 @@ def _block(timeline: Timeline, span: Span, base: int) -> dict[str, Any]:
         stack = "\n".join(f"{line} {name}" for line, name in zip(lines, names, strict=True))
         facts.append(("stack, innermost first", stack))
     place = [span.address - base, span.bytes, begin, end]
-    return {"p": place, "k": kind_of(span), "n": _name(span), "x": facts}
+    return {"p": place, "k": kind_of(span), "f": family, "n": _name(span), "x": facts}
+
+
+def _is_of_operator(span: Span) -> bool:
+    return re.fullmatch(r"\w+\.\w+\.\w+", span.label) is not None
+
+
+def _family(span: Span) -> str | None:
+    """Return the family of the operator that made a block; None if it is not known."""
+    return picture.family({"name": span.label}) if _is_of_operator(span) else None
 
 
 def _name(span: Span) -> str:
     """Return a short origin of a block: operator and line, as far as they are known."""
-    is_operator = re.fullmatch(r"\w+\.\w+\.\w+", span.label)
-    parts = [picture.short_name(span.label) if is_operator else span.label]
-    if span.frames:
-        parts.append(span.frames[-1].rpartition(" ")[0].rpartition("/")[2])
-    return " ".join(filter(None, parts))
+    name = picture.short_name(span.label) if _is_of_operator(span) else span.label
+    line = span.frames[-1].rpartition(" ")[0].rpartition("/")[2] if span.frames else ""
+    return f"{name}\n{line}" if line else name

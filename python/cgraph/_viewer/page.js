@@ -21,6 +21,9 @@ function units(count) {
   return unit === "B" ? `${count} B` : `${count.toFixed(1)} ${unit}`;
 }
 
+// The colour of a letter on one of a family's: all but the darkest blue are light.
+const letterColour = (colour) => (colour === "#0072b2" ? "#ffffff" : "#10151c");
+
 const ink = {};
 function readColours() {
   const style = getComputedStyle(root);

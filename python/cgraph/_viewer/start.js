@@ -48,7 +48,7 @@ function showLegend() {
   const entry = ({ name, glyph, colour, count, isOn, press }) => {
     const key = make("i", { textContent: glyph });
     key.style.background = colour;
-    key.style.color = colour === "#0072b2" ? "#ffffff" : "#10151c";
+    key.style.color = letterColour(colour);
     const button = make("button", { title: `Show ${name} only` }, key, name, make("span", { className: "count", textContent: count }));
     button.setAttribute("aria-pressed", isOn);
     button.onclick = () => { press(); showLegend(); stage.redraw(); };
@@ -61,11 +61,12 @@ function open(next) {
   view = stage.view = next;
   at("about").textContent = view.about;
   at("keys").textContent = view.keys;
-  at("scaled").hidden = !view.measures || view.measures.length < 2;
+  at("scaled").hidden = view.measures.length < 2;
+  at("chooses").textContent = view.chooses;
   at("folding").hidden = !view.openAll;
   at("stage").setAttribute("aria-label", `${view.name}: ${view.about}`);
-  at("measure").replaceChildren(...(view.measures || []).map((name, i) => make("option", { textContent: name, value: i })));
-  at("measure").value = view.measure ?? 0;
+  at("measure").replaceChildren(...view.measures.map((name, i) => make("option", { textContent: name, value: i })));
+  at("measure").value = view.measure;
   for (const tab of at("tabs").children) tab.setAttribute("aria-selected", tab.textContent === view.name);
   showLegend();
   search(at("search").value);
@@ -103,7 +104,7 @@ function start() {
   }));
   at("tabs").hidden = views.length < 2;
   at("search").oninput = () => search(at("search").value);
-  at("measure").onchange = () => { view.measure = Number(at("measure").value); stage.redraw(); };
+  at("measure").onchange = () => { view.measure = Number(at("measure").value); showLegend(); stage.redraw(); };
   at("in").onclick = () => stage.zoom(1.25);
   at("out").onclick = () => stage.zoom(0.8);
   at("fit").onclick = () => stage.fit();
@@ -113,8 +114,8 @@ function start() {
   addEventListener("keydown", key);
   at("search").value = asked.get("search") || "";
   open(views.find((one) => one.name.toLowerCase() === asked.get("tab")) || views[0]);
-  const measure = (view.measures || []).indexOf(asked.get("measure"));
-  if (measure > 0) at("measure").value = view.measure = measure;
+  const measure = view.measures.indexOf(asked.get("measure"));
+  if (measure > 0) at("measure").value = view.measure = measure, showLegend();
   const chosen = Number(asked.get("node") ?? asked.get("block") ?? NaN);
   if (chosen >= 0 && chosen < view.size) choose(chosen, true);
   stage.draw();
