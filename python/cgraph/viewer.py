@@ -186,6 +186,11 @@ def _segments(segmented: SegmentedGraph) -> list[Node]:
     number = 0
     if not segmented._order:
         raise StateError("view() of a SegmentedGraph after reset(). Fix: capture again")
+    if not all(one._has_template for one in segmented.segments):
+        raise StateError(
+            "view() needs the templates of the segments, which were not kept. Fix:"
+            " SegmentedGraph.capture(..., keep_graph=True)"
+        )
     for step in segmented._order:
         before = _last_of(nodes)
         if isinstance(step, str):

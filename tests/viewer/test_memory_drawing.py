@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
+from cgraph import _torch
 from cgraph._viewer.memory import Used, as_drawn, used_ranges
 from cgraph.timeline import Event, Segment, Timeline
+from lab import SimLab
+from viewed import graph_of
 
 MIB = 1 << 20
 
@@ -55,3 +60,30 @@ def test_a_block_tells_its_owner_and_its_stack() -> None:
     facts: dict[str, Any] = dict(block["x"])
     assert facts["owner"] == "aten.add"
     assert facts["stack, innermost first"] == "b/model.py:7 forward\nb/run.py:1 main"
+
+
+def test_recorded_blocks_know_the_operator_and_the_lines_that_made_them(sim: SimLab) -> None:
+    x = torch.ones(4)
+    timeline = graph_of(sim, lambda: (x + 1) * 2).memory().timeline
+    assert timeline is not None
+    assert [one.label for one in timeline.spans] == ["aten.add.Tensor", "aten.mul.Tensor"]
+    for one in timeline.spans:
+        assert "test_memory_drawing.py:" in one.frames[-1] and one.frames[-1].endswith(" <lambda>")
+    assert _shown(timeline) == ["elementwise"]
+
+
+def test_frames_of_torchs_record_are_the_users_innermost_last() -> None:
+    frames = [
+        {"filename": torch.__file__, "line": 3, "name": "inside"},
+        {"filename": "/a/model.py", "line": 7, "name": "forward"},
+        {"filename": "??", "line": 0, "name": "c++"},
+        {"filename": "/a/run.py", "line": 1, "name": "main"},
+    ]
+    found = _torch.recorded_frames({"frames": frames})
+    assert found == ("/a/run.py:1 main", "/a/model.py:7 forward")
+    assert _torch.recorded_frames({"action": "alloc"}) == ()
+
+
+def _shown(timeline: Timeline) -> list[str]:
+    """Return the families in the legend of a drawing."""
+    return [name for name, _, _ in as_drawn(timeline)["families"]]

@@ -186,6 +186,9 @@ def test_what_cannot_be_seen_is_refused_with_the_reason(lab: Lab) -> None:
         cgraph.view(pool)
     with pytest.raises(StateError, match="were not recorded"):
         cgraph.view(graph.memory())
+    segments, _ = cgraph.SegmentedGraph.capture(lambda: x + 1)
+    with pytest.raises(StateError, match=r"templates of the segments.*Fix: .*keep_graph=True"):
+        cgraph.view(segments)
     with pytest.raises(ArgumentError, match="what is 'graph', expected a CUDAGraph"):
         cgraph.view("graph")
     with pytest.raises(ForeignError):

@@ -122,7 +122,8 @@ class GraphView {
       Object.assign(part, start, { end: { column: start.column, y: start.y + part.h + GAP } });
       tails.set(part.lane, part.end);
       parts.push(part);
-      const lanes = (widths[part.column] ||= new Map());
+      if (!widths[part.column]) widths[part.column] = new Map();
+      const lanes = widths[part.column];
       lanes.set(part.lane, Math.max(lanes.get(part.lane) || 0, part.w));
       h = Math.max(h, start.y + part.h);
     });
@@ -256,7 +257,8 @@ class GraphView {
     pen.fillText(isClosed ? "▸" : this.families[node.f][1], box.x + 11, middle);
     pen.font = `${isClosed ? 600 : 400} 12.5px ${SANS}`;
     const many = box.item.r ? ` ×${box.item.r.length}` : "";
-    pen.fillText(fitted(pen, isClosed ? box.item.n + many : title + many, rest), box.x + 27, middle);
+    const name = isClosed ? box.item.n : title;
+    pen.fillText(fitted(pen, name + many, rest), box.x + 27, middle);
   }
 
   drawEdges(pen, isSeen) {
@@ -327,7 +329,7 @@ class GraphView {
   click(x, y) {
     const [wx, wy] = [(x - stage.x) / stage.kx, (y - stage.y) / stage.ky];
     const isAt = (b) => wx >= b.x && wy >= b.y && wx <= b.x + b.w && wy <= b.y + b.h;
-    const box = this.boxes.findLast(isAt);
+    const box = this.boxes[lastPlace(this.boxes, isAt)];
     if (!box) choose(undefined);
     else if (box.kind === "node") choose(box.item);
     else if (box.kind === "closed" || box.kind === "row" || wy < box.y + HEAD) this.toggle(box);
@@ -346,13 +348,12 @@ class GraphView {
   }
 
   step(key) {
-    if (this.selected === undefined) return choose(0);
-    const { up } = this.boxOf[this.selected];
+    const up = this.selected !== undefined && this.boxOf[this.selected].up;
     if (key === "ArrowLeft" && up) {
       choose(undefined);
       this.toggle(up);
     } else {
-      const next = this.selected + (key === "ArrowUp" || key === "ArrowLeft" ? -1 : 1);
+      const next = neighbour(this.selected, key);
       if (this.nodes[next]) choose(next, true);
     }
   }
@@ -378,8 +379,9 @@ class GraphView {
   }
 
   search(text) {
-    this.hits = new Set(text ? this.nodes.flatMap((node, i) => (node.sought.includes(text) ? [i] : [])) : []);
-    return [...this.hits];
+    const found = placesOf(this.nodes, text);
+    this.hits = new Set(found);
+    return found;
   }
 
   describe(i) {

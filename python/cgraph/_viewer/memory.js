@@ -1,6 +1,9 @@
 // The view of a pool's memory: blocks over the events, and the bytes in use below them.
 const LEFT = 96, RIGHT = 24, CHART = 132, MARKS = 26, CUT = 20, TITLE = 22, FOOT = 34;
-const KINDS = [["temporary", "T", "#56b4e9"], ["held at the end", "H", "#e69f00"], ["there before", "B", "#999999"]];
+const KINDS = [
+  ["temporary", "T", "#56b4e9"], ["held at the end", "H", "#e69f00"],
+  ["there before", "B", "#999999"],
+];
 
 class MemoryView {
   constructor(given) {
@@ -25,8 +28,11 @@ class MemoryView {
   // Heights are proportional to bytes; cut ranges have the height of their mark.
   fit(stage) {
     this.plot = { w: stage.width - LEFT - RIGHT, h: stage.height - CHART - MARKS - FOOT };
-    const cuts = this.segments.reduce((n, one) => n + (one.cut > 0) + one.ranges.filter((r) => r[2] > 0).length, 0);
-    const used = this.segments.reduce((n, one) => n + one.ranges.reduce((m, r) => m + r[1], 0), 0);
+    let cuts = 0, used = 0;
+    for (const { cut, ranges } of this.segments) {
+      cuts += cut > 0;
+      for (const range of ranges) [used, cuts] = [used + range[1], cuts + (range[2] > 0)];
+    }
     const room = this.plot.h - cuts * CUT - this.segments.length * TITLE;
     this.perByte = Math.max(room, 120) / Math.max(used, 1);
     let y = 0;
@@ -46,10 +52,12 @@ class MemoryView {
     [stage.x, stage.y, stage.kx] = [LEFT, MARKS, this.plot.w / this.steps];
     stage.ky = Math.min(1, this.plot.h / Math.max(y, 1));
     this.blocks.forEach((block) => {
-      const place = this.places.find((one) => block.p[0] >= one.start && block.p[0] < one.start + one.bytes);
+      const [address, bytes, begin, end] = block.p;
+      const isIn = ({ start, bytes }) => address >= start && address < start + bytes;
+      const place = this.places.find(isIn);
       if (!place) return;
-      const above = place.start + place.bytes - block.p[0] - block.p[1];
-      block.box = [block.p[2], place.y + above * this.perByte, block.p[3] - block.p[2], block.p[1] * this.perByte];
+      const y = place.y + (place.start + place.bytes - address - bytes) * this.perByte;
+      block.box = [begin, y, end - begin, bytes * this.perByte];
     });
   }
 
@@ -86,7 +94,9 @@ class MemoryView {
       pen.font = `600 11.5px ${SANS}`;
       pen.fillStyle = ink.faint;
       pen.fillText(segment.name, Math.max(x, LEFT) + 6, top + 15);
-      for (const [at, cut] of cuts) this.drawCut(pen, stage, this.onScreen([0, at, this.steps, CUT]), cut);
+      for (const [at, cut] of cuts) {
+        this.drawCut(pen, stage, this.onScreen([0, at, this.steps, CUT]), cut);
+      }
     }
     pen.font = `11px ${SANS}`;
     pen.fillStyle = ink.faint;
@@ -108,7 +118,7 @@ class MemoryView {
     pen.fillRect(from, y + 4, to - from, high - 8);
     for (const edge of [y + 4, y + high - 4]) {
       pen.beginPath();
-      for (let i = 0, at = from; at <= to; at += 6, i++) pen.lineTo(at, edge + (i % 2 ? 2.5 : -2.5));
+      for (let i = 0; from + 6 * i <= to; i++) pen.lineTo(from + 6 * i, edge + 5 * (i % 2) - 2.5);
       pen.stroke();
     }
     pen.font = `10.5px ${SANS}`;
@@ -164,7 +174,10 @@ class MemoryView {
     pen.clip();
     pen.beginPath();
     pen.moveTo(x(0), base);
-    this.inUse.forEach((count, step) => { pen.lineTo(x(step), y(count)); pen.lineTo(x(step + 1), y(count)); });
+    this.inUse.forEach((count, step) => {
+      pen.lineTo(x(step), y(count));
+      pen.lineTo(x(step + 1), y(count));
+    });
     pen.strokeStyle = pen.fillStyle = "#56b4e9";
     pen.lineWidth = 1.6;
     pen.stroke();
@@ -183,11 +196,13 @@ class MemoryView {
     pen.beginPath();
     pen.arc(x(this.peak[1] + 0.5), y(peak), 4, 0, 7);
     pen.fill();
-    const text = `peak ${units(this.peak[0])} ${this.peak[1] ? `after event ${this.peak[1] - 1}` : "before event 0"}`;
+    const when = this.peak[1] ? `after event ${this.peak[1] - 1}` : "before event 0";
+    const text = `peak ${units(this.peak[0])} ${when}`;
     pen.font = `600 12px ${SANS}`;
     pen.fillStyle = ink.ink;
     const goesLeft = x(this.peak[1]) > stage.width / 2;
-    pen.fillText(text, x(this.peak[1] + 0.5) + (goesLeft ? -10 - widthOf(pen, text) : 10), y(peak) - 6);
+    const beside = goesLeft ? -10 - widthOf(pen, text) : 10;
+    pen.fillText(text, x(this.peak[1] + 0.5) + beside, y(peak) - 6);
     pen.restore();
     pen.font = `11px ${SANS}`;
     pen.fillStyle = ink.faint;
@@ -209,7 +224,9 @@ class MemoryView {
     for (let i = 0; every * stage.kx < 70; i++) every *= i % 3 === 1 ? 2.5 : 2;
     pen.fillStyle = ink.faint;
     pen.font = `11px ${SANS}`;
-    for (let step = 0; step < this.steps; step += every) pen.fillText(`${step}`, x(step + 1) - 3, base + 15);
+    for (let event = 0; event < this.steps - 1; event += every) {
+      pen.fillText(`${event}`, x(event + 1) - 3, base + 15);
+    }
     const words = "events of the allocator, in their order";
     pen.fillText(words, LEFT + (stage.width - LEFT - RIGHT - widthOf(pen, words)) / 2, base + 31);
   }
@@ -229,7 +246,9 @@ class MemoryView {
       pen.stroke();
       pen.setLineDash([]);
       pen.fillStyle = ink.faint;
-      if (x >= free) pen.fillText(`capture at ${text}`, x + 5, 18), (free = x + widthOf(pen, `capture at ${text}`) + 14);
+      if (x < free) continue;
+      pen.fillText(`capture at ${text}`, x + 5, 18);
+      free = x + widthOf(pen, `capture at ${text}`) + 14;
     }
   }
 
@@ -240,12 +259,12 @@ class MemoryView {
       return x >= bx && y >= by && x <= bx + w && y <= by + Math.max(h, 3);
     };
     const inMap = y > MARKS && y < stage.height - CHART - FOOT;
-    const found = inMap ? this.blocks.findLastIndex(isAt) : -1;
+    const found = inMap ? lastPlace(this.blocks, isAt) : -1;
     choose(found < 0 ? undefined : found);
   }
 
   step(key) {
-    const next = this.selected === undefined ? 0 : this.selected + (key === "ArrowUp" || key === "ArrowLeft" ? -1 : 1);
+    const next = neighbour(this.selected, key);
     if (this.blocks[next]) choose(next, true);
   }
 
@@ -259,8 +278,9 @@ class MemoryView {
   }
 
   search(text) {
-    this.hits = new Set(text ? this.blocks.flatMap((block, i) => (block.sought.includes(text) ? [i] : [])) : []);
-    return [...this.hits];
+    const found = placesOf(this.blocks, text);
+    this.hits = new Set(found);
+    return found;
   }
 
   describe(i) {

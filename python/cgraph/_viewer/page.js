@@ -89,7 +89,7 @@ class Stage {
     this.canvas.setPointerCapture(event.pointerId);
     this.canvas.onpointermove = (now) => {
       const [dx, dy] = [now.clientX - start[0], now.clientY - start[1]];
-      isDrag ||= Math.abs(dx) + Math.abs(dy) > 4;
+      isDrag = isDrag || Math.abs(dx) + Math.abs(dy) > 4;
       if (!isDrag) return;
       [this.x, this.y, this.isFitted] = [start[2] + dx, start[3] + dy, false];
       this.redraw();
@@ -133,7 +133,27 @@ function fitted(pen, text, width) {
   if (widthOf(pen, text) <= width) return text;
   const letters = Math.floor((text.length * width) / widthOf(pen, text)) - 1;
   if (letters < 2) return "";
-  return `${text.slice(0, Math.ceil(letters * 0.65))}…${text.slice(text.length - Math.floor(letters * 0.35))}`;
+  const end = Math.floor(letters * 0.35);
+  return `${text.slice(0, letters - end)}…${text.slice(text.length - end)}`;
+}
+
+// The places of things whose text contains another one.
+function placesOf(things, text) {
+  const found = [];
+  if (text) things.forEach(({ sought }, i) => { if (sought.includes(text)) found.push(i); });
+  return found;
+}
+
+// The place of the last thing of which something is true, as it is drawn over the others.
+function lastPlace(things, isIt) {
+  for (let i = things.length - 1; i >= 0; i--) if (isIt(things[i])) return i;
+  return -1;
+}
+
+// The place that an arrow key leads to.
+function neighbour(place, key) {
+  if (place === undefined) return 0;
+  return place + (key === "ArrowUp" || key === "ArrowLeft" ? -1 : 1);
 }
 
 function rounded(pen, x, y, width, height, corner) {

@@ -2,7 +2,9 @@
 const asked = new URLSearchParams(location.hash.slice(1));
 const wantsDark = matchMedia("(prefers-color-scheme: dark)");
 const stage = new Stage(at("stage"));
-const views = [data.graph && new GraphView(data.graph), data.memory && new MemoryView(data.memory)].filter(Boolean);
+const views = [];
+if (data.graph) views.push(new GraphView(data.graph));
+if (data.memory) views.push(new MemoryView(data.memory));
 let view, found = [], turn = -1;
 
 function paint(theme) {
@@ -19,8 +21,10 @@ function choose(i, goes = false) {
   if (i !== undefined && goes) view.reveal(i);
   if (i !== undefined) {
     const { title, facts } = view.describe(i);
-    const list = make("dl", {}, ...facts.flatMap(([name, said]) => [make("dt", { textContent: name }), told(said)]));
-    const close = make("button", { className: "close", textContent: "✕", title: "Close (Esc)", onclick: () => choose(undefined) });
+    const entry = ([name, said]) => [make("dt", { textContent: name }), told(said)];
+    const list = make("dl", {}, ...facts.flatMap(entry));
+    const close = make("button", { className: "close", textContent: "✕", title: "Close (Esc)" });
+    close.onclick = () => choose(undefined);
     panel.replaceChildren(close, make("h2", { textContent: title }), list);
     panel.scrollTop = 0;
   }
@@ -31,7 +35,9 @@ function told(said) {
   if (typeof said === "string") {
     return make("dd", { textContent: said, className: /[\n_:]|0x/.test(said) ? "code" : "" });
   }
-  const shown = said.slice(0, 40).map(([text, one]) => make("button", { textContent: text, onclick: () => choose(one, true) }));
+  const link = ([textContent, one]) =>
+    make("button", { textContent, onclick: () => choose(one, true) });
+  const shown = said.slice(0, 40).map(link);
   return make("dd", {}, ...shown, said.length > 40 ? ` and ${said.length - 40} more` : "");
 }
 
@@ -49,7 +55,8 @@ function showLegend() {
     const key = make("i", { textContent: glyph });
     key.style.background = colour;
     key.style.color = letterColour(colour);
-    const button = make("button", { title: `Show ${name} only` }, key, name, make("span", { className: "count", textContent: count }));
+    const times = make("span", { className: "count", textContent: count });
+    const button = make("button", { title: `Show ${name} only` }, key, name, times);
     button.setAttribute("aria-pressed", isOn);
     button.onclick = () => { press(); showLegend(); stage.redraw(); };
     return make("li", {}, button);
@@ -65,9 +72,12 @@ function open(next) {
   at("chooses").textContent = view.chooses;
   at("folding").hidden = !view.openAll;
   at("stage").setAttribute("aria-label", `${view.name}: ${view.about}`);
-  at("measure").replaceChildren(...view.measures.map((name, i) => make("option", { textContent: name, value: i })));
+  const option = (textContent, value) => make("option", { textContent, value });
+  at("measure").replaceChildren(...view.measures.map(option));
   at("measure").value = view.measure;
-  for (const tab of at("tabs").children) tab.setAttribute("aria-selected", tab.textContent === view.name);
+  for (const tab of at("tabs").children) {
+    tab.setAttribute("aria-selected", tab.textContent === view.name);
+  }
   showLegend();
   search(at("search").value);
   choose(view.selected);
@@ -85,7 +95,12 @@ function key(event) {
     choose(found[turn], true);
     at("hits").textContent = `${turn + 1} of ${found.length}`;
   } else if (!isTyping && !event.ctrlKey && !event.metaKey) {
-    const does = { "/": () => at("search").focus(), "+": () => stage.zoom(1.25), "-": () => stage.zoom(0.8), 0: () => stage.fit() };
+    const does = {
+      "/": () => at("search").focus(),
+      "+": () => stage.zoom(1.25),
+      "-": () => stage.zoom(0.8),
+      0: () => stage.fit(),
+    };
     if (event.key.startsWith("Arrow") && event.target === at("stage")) view.step(event.key);
     else if (does[event.key]) does[event.key]();
     else return;
@@ -104,7 +119,11 @@ function start() {
   }));
   at("tabs").hidden = views.length < 2;
   at("search").oninput = () => search(at("search").value);
-  at("measure").onchange = () => { view.measure = Number(at("measure").value); showLegend(); stage.redraw(); };
+  at("measure").onchange = () => {
+    view.measure = Number(at("measure").value);
+    showLegend();
+    stage.redraw();
+  };
   at("in").onclick = () => stage.zoom(1.25);
   at("out").onclick = () => stage.zoom(0.8);
   at("fit").onclick = () => stage.fit();
