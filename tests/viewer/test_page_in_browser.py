@@ -64,26 +64,43 @@ def test_a_block_of_the_memory_tells_its_owner(file: Path) -> None:
     assert "aten." in panel and "viewed.py:" in panel
 
 
-def test_a_click_on_a_box_opens_the_panel(file: Path, tmp_path: Path) -> None:
-    """A page with a script of its own for the test, as its policy lets none be added."""
+def with_script(file: Path, script: str) -> Path:
+    """Return a page with a script of a test behind its own, which its policy would forbid."""
     html = re.sub(r"<meta http-equiv[^>]*>", "", file.read_text())
-    click = (
-        "const box = view.boxes.find((one) => one.kind === 'node');"
-        "const frame = stage.canvas.getBoundingClientRect();"
-        "const x = frame.left + stage.x + (box.x + 9) * stage.kx;"
-        "const y = frame.top + stage.y + (box.y + 9) * stage.ky;"
-        "for (const type of ['pointerdown', 'pointerup']) {"
-        "  const at = { clientX: x, clientY: y, pointerId: 1 };"
-        "  stage.canvas.setPointerCapture = () => {};"
-        "  stage.canvas.dispatchEvent(new PointerEvent(type, at));"
-        "}"
-        "root.dataset.clicked = box.item;"
-    )
-    other = tmp_path / "clicked.html"
-    other.write_text(html.replace("</body>", f"<script>{click}</script></body>"))
-    noted, _ = loaded(other)
+    other = file.with_name("with_script.html")
+    other.write_text(html.replace("</body>", f"<script>{script}</script></body>"))
+    return other
+
+
+def test_a_click_on_a_box_opens_the_panel(file: Path) -> None:
+    click = """
+        const box = view.boxes.find((one) => one.kind === 'node');
+        const frame = stage.canvas.getBoundingClientRect();
+        const clientX = frame.left + stage.x + (box.x + 9) * stage.kx;
+        const clientY = frame.top + stage.y + (box.y + 9) * stage.ky;
+        stage.canvas.setPointerCapture = () => {};
+        for (const type of ['pointerdown', 'pointerup']) {
+          stage.canvas.dispatchEvent(new PointerEvent(type, { clientX, clientY, pointerId: 1 }));
+        }
+        root.dataset.clicked = box.item;
+    """
+    noted, _ = loaded(with_script(file, click))
     assert noted.get("error") is None
     assert noted["selected"] == noted["clicked"] != ""
+
+
+def test_a_canvas_of_another_size_is_drawn_at_once(file: Path) -> None:
+    resize = """
+        stage.redraw = () => {};
+        stage.canvas.style.flex = 'none';
+        stage.canvas.style.width = '500px';
+        stage.resize();
+        const { data: pixels } = stage.pen.getImageData(0, 0, stage.canvas.width, 400);
+        root.dataset.colours = new Set(new Uint32Array(pixels.buffer)).size;
+    """
+    noted, _ = loaded(with_script(file, resize))
+    assert noted.get("error") is None
+    assert int(noted["colours"]) > 10
 
 
 def test_names_from_outside_are_text_and_no_markup(sim: SimLab, tmp_path: Path) -> None:

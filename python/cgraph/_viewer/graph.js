@@ -214,7 +214,8 @@ class GraphView {
       pen.clip();
       pen.fillStyle = colour;
       pen.fillRect(box.x, box.y, 6, box.h);
-      pen.globalAlpha *= 0.24;
+      // Small boxes have no text that a strong colour would hide.
+      pen.globalAlpha *= isLegible ? 0.24 : 0.6;
       pen.fillRect(box.x + 6, box.y, Math.max((box.w - 6) * share, share ? 2 : 0), box.h);
       pen.restore();
     }

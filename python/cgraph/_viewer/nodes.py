@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
 
@@ -115,6 +116,15 @@ def break_node(title: str, depends: list[int]) -> Node:
     return Node(name.rpartition(".")[2], "eager", "break", (), depends, {}, facts, "break")
 
 
+# A graph has the same few kernels again and again.
+_short_name = lru_cache(maxsize=4096)(picture.short_name)
+
+
+@lru_cache(maxsize=4096)
+def _family(name: str | None, kind: str) -> str:
+    return picture.family({"name": name, "kind": kind})
+
+
 def _node(
     data: Mapping[str, Any],
     label: Label | None,
@@ -124,7 +134,7 @@ def _node(
 ) -> Node:
     operator = None if label is None else label.operator
     name = operator or data.get("name")
-    title = picture.short_name(name) if name else data["kind"].replace("_", " ")
+    title = _short_name(name) if name else data["kind"].replace("_", " ")
     if data.get("bodies"):
         title = f"graph of {plural(sum(len(body['nodes']) for body in data['bodies']), 'node')}"
     grid, block = data.get("grid"), data.get("block")
@@ -140,13 +150,13 @@ def _node(
     return Node(
         title=title,
         note=(label.source if label and label.source else "").rpartition("/")[2],
-        family=picture.family(dict(data)),
+        family=_family(data.get("name"), data["kind"]),
         path=_path(label),
         depends=depends,
         measures=measures,
         facts=[*_facts(data, label), *_ranges(data, touched, timeline)],
         # The shape says nothing of sizes: layers of different widths are equal.
-        shape=f"{operator or ''}|{picture.short_name(data['name']) if data.get('name') else ''}"
+        shape=f"{operator or ''}|{_short_name(data['name']) if data.get('name') else ''}"
         f"|{data['kind']}",
     )
 
@@ -166,7 +176,7 @@ def _facts(data: Mapping[str, Any], label: Label | None) -> list[tuple[str, str]
         facts += [("operator", label.operator), ("module", label.module)]
         facts += [("source", label.source), ("labels", " > ".join(label.stack))]
     if name := data.get("name"):
-        short = picture.short_name(name)
+        short = _short_name(name)
         facts.append(("kernel", name if short == name else f"{short}\n{name}"))
     facts += [("kind", data["kind"].replace("_", " ")), ("grid", _dim(data.get("grid")))]
     facts.append(("block", _dim(data.get("block"))))
@@ -185,7 +195,7 @@ def _facts(data: Mapping[str, Any], label: Label | None) -> list[tuple[str, str]
 def _within(data: Mapping[str, Any]) -> list[str]:
     """Return the short names of the nodes in a node's graphs."""
     inner = [one for body in data["bodies"] for one in body["nodes"]]
-    return [picture.short_name(one["name"]) if one.get("name") else one["kind"] for one in inner]
+    return [_short_name(one["name"]) if one.get("name") else one["kind"] for one in inner]
 
 
 def _short_frame(frame: str) -> str:

@@ -50,14 +50,16 @@ class Stage {
     return this.width - (panel.hidden ? 0 : panel.offsetWidth);
   }
 
+  // At once, as a canvas is empty when its size has changed.
   resize() {
     const { width, height } = this.canvas.getBoundingClientRect();
     const ratio = devicePixelRatio || 1;
+    if (this.width === width && this.height === height && this.ratio === ratio) return;
     [this.width, this.height, this.ratio] = [width, height, ratio];
     this.canvas.width = Math.round(width * ratio);
     this.canvas.height = Math.round(height * ratio);
-    if (this.isFitted) this.fit();
-    else this.redraw();
+    if (this.isFitted && this.view) this.view.fit(this);
+    this.draw();
   }
 
   fit() {

@@ -65,12 +65,12 @@ function showLegend() {
 }
 
 function open(next) {
-  view = stage.view = next;
+  [view, stage.view] = [next, null];
   at("about").textContent = view.about;
   at("keys").textContent = view.keys;
   at("scaled").hidden = view.measures.length < 2;
   at("chooses").textContent = view.chooses;
-  at("folding").hidden = !view.openAll;
+  at("folding").hidden = !view.openAll || view.groups().length < 2;
   at("stage").setAttribute("aria-label", `${view.name}: ${view.about}`);
   const option = (textContent, value) => make("option", { textContent, value });
   at("measure").replaceChildren(...view.measures.map(option));
@@ -81,7 +81,9 @@ function open(next) {
   showLegend();
   search(at("search").value);
   choose(view.selected);
+  // The legend may have changed the room.
   stage.resize();
+  stage.view = view;
   stage.fit();
 }
 
