@@ -88,6 +88,7 @@ __all__ = [
     "report",
     "sim",
     "trees",
+    "view",
     "weak_ref",
 ]
 __version__ = _version()
@@ -103,6 +104,7 @@ _ON_FIRST_USE = {
     "memory": "cgraph.ledger",
     "metrics": "cgraph.counts",
     "report": "cgraph.functions",
+    "view": "cgraph.viewer",
     "weak_ref": "cgraph.weak_refs",
 }
 
@@ -116,6 +118,7 @@ if _TYPE_CHECKING:
     from cgraph.graph_ladder import GraphLadder
     from cgraph.ledger import memory
     from cgraph.segments import SegmentedGraph
+    from cgraph.viewer import view
     from cgraph.weak_refs import weak_ref
 else:
 

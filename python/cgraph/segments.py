@@ -57,6 +57,8 @@ class SegmentedGraph(_core.Segments):
     segments: tuple[CUDAGraph, ...]
     breaks: tuple[str, ...]
     bridge_bytes: int
+    _order: tuple[CUDAGraph | str, ...]
+    """The graphs and the names of the breaks, in the order of a replay."""
 
     def __new__(cls, steps: Sequence[Any]) -> Self:
         """Take graphs and breaks in order; :meth:`capture` makes them."""
@@ -64,6 +66,7 @@ class SegmentedGraph(_core.Segments):
         self = super().__new__(cls, native, _torch.mode_functions())
         self.segments = tuple(step for step in steps if isinstance(step, CUDAGraph))
         breaks = [step for step in steps if isinstance(step, Break)]
+        self._order = tuple(step.title if isinstance(step, Break) else step for step in steps)
         self.breaks = tuple(step.title for step in breaks)
         self.bridge_bytes = sum(step.bridge_bytes for step in breaks)
         return self
@@ -78,6 +81,8 @@ class SegmentedGraph(_core.Segments):
         capture_error_mode: str = "thread_local",
         statics: Sequence[torch.Tensor] = (),
         generators: Sequence[torch.Generator] = (),
+        keep_graph: bool = False,
+        enable_annotations: bool = False,
     ) -> tuple[SegmentedGraph, R]:
         """Run a function once, and capture all of it except its breaks.
 
@@ -92,6 +97,8 @@ class SegmentedGraph(_core.Segments):
             capture_error_mode: As for :class:`cgraph.graph`.
             statics: Tensors that :meth:`replay_with` copies to before the first segment.
             generators: Generators that random numbers are drawn from besides the default one.
+            keep_graph: Keep the templates of the segments, for :func:`cgraph.view`.
+            enable_annotations: As for :class:`cgraph.graph`, for all segments.
 
         Returns:
             The segments and the function's result.
@@ -105,6 +112,7 @@ class SegmentedGraph(_core.Segments):
         and random state are as before; earlier writes of the segments remain.
         """
         session = cls._session(pool, stream, capture_error_mode, generators)
+        session.keeps, session.annotates = keep_graph, enable_annotations
         return cls._made(session, body, statics)
 
     @classmethod
@@ -287,7 +295,7 @@ class SegmentedGraph(_core.Segments):
     def reset(self) -> None:
         """Drop all segments and breaks; a replay is refused from then on."""
         segments, self.segments, self.breaks = self.segments, (), ()
-        self.bridge_bytes = 0
+        self.bridge_bytes, self._order = 0, ()
         self._clear()
         with ExitStack() as resets:
             for one in segments:

@@ -38,6 +38,7 @@ class Event:
         bytes: The size of the block.
         stream: The stream that it was allocated for.
         label: The origin, as in ``captured at model.py:33``, or an operator; may be empty.
+        frames: The lines of the user's Python, the innermost last, as ``file:line function``.
     """
 
     action: Action
@@ -45,6 +46,7 @@ class Event:
     bytes: int
     stream: int = 0
     label: str = ""
+    frames: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,7 @@ class Span:
         stream: The stream that it was allocated for.
         label: Its origin; may be empty.
         before: True if it was there before the event ``begin``.
+        frames: The lines of the user's Python that allocated it, the innermost last.
     """
 
     address: int
@@ -68,6 +71,7 @@ class Span:
     stream: int
     label: str
     before: bool = False
+    frames: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -142,7 +146,8 @@ class Timeline:
                 # Memory is in one block at a time: an overlapping block was freed without an event,
                 # for example between two recordings.
                 spans += [replace(old, end=index) for old in alive.take(*where)]
-                alive.add(Span(*where, index, None, event.stream, event.label))
+                made = Span(*where, index, None, event.stream, event.label, frames=event.frames)
+                alive.add(made)
             elif first:
                 spans.append(Span(*where, 0, index, event.stream, event.label, before=True))
         return cls(title, memory, _in_order([*spans, *alive.all()]), length, tuple(marks))

@@ -16,12 +16,19 @@ from cgraph._given import require_type
 from cgraph._trees.cudagraphify import Cudagraphified, mode_name
 from cgraph._trees.function import Description
 from cgraph._trees.options import TreeOptions
-from cgraph._trees.report import TreeFunctionReport, TreeReport, TreesReport, report
+from cgraph._trees.report import (
+    TreeFunctionReport,
+    TreeNodeReport,
+    TreeReport,
+    TreesReport,
+    report,
+)
 from cgraph._trees.steps import mark_step
 from cgraph._trees.trees import reset_all
 
 __all__ = [
     "TreeFunctionReport",
+    "TreeNodeReport",
     "TreeReport",
     "TreesReport",
     "cudagraphify",

@@ -176,7 +176,7 @@ def test_run_reports_at_the_end_and_keeps_the_programs_exit_code() -> None:
     assert command("run", "nothing.py").exit_code == 2
 
 
-@pytest.mark.parametrize("suffix", [".svg", ".dot", ".json"])
+@pytest.mark.parametrize("suffix", [".svg", ".html", ".dot", ".json"])
 def test_draw_writes_the_graph_in_the_format_of_the_suffix(suffix: str, tmp_path: Path) -> None:
     path = tmp_path / f"graph{suffix}"
     found = command("draw", "mine.py:step", "--args", "x", "--out", str(path))

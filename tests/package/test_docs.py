@@ -42,6 +42,7 @@ MODULES = [
     "cgraph.sim",
     "cgraph.timeline",
     "cgraph.trees",
+    "cgraph.viewer",
 ]
 README = Path(__file__).parents[2] / "README.md"
 DOCS = README.parent / "docs"

@@ -18,6 +18,7 @@ CALLS: dict[str, tuple[Callable[[Any], object], str]] = {
     "mark_size": (mark_size, "tensor is 1, expected a tensor"),
     "split_graph": (lambda one: split_graph(one, []), "graph is 1, expected a torch.fx.Graph"),
     "as_dict": (cgraph.labels.as_dict, "label is 1, expected a label"),
+    "view": (cgraph.view, "what is 1, expected a CUDAGraph"),
     "dry_run": (cgraph.dry_run, "function is 1, expected something that can be called"),
     "cudagraphify": (lambda one: cgraph.trees.cudagraphify(one, []), "model is 1, expected a func"),
     "inputs": (lambda one: cgraph.trees.cudagraphify(list, one), "inputs is 1, expected the inp"),

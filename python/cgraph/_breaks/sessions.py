@@ -15,6 +15,7 @@ from cgraph._breaks.flows import Flow
 from cgraph._breaks.forks import Forks
 from cgraph._breaks.inner_flows import InnerFlow
 from cgraph._breaks.modes import Modes
+from cgraph._captures.label_recorder import LabelRecorder
 from cgraph._captures.pool_blocks import PoolBlocks
 from cgraph._captures.sim_pools import SimMemPool
 from cgraph._driver import Pool, Recording
@@ -23,6 +24,7 @@ from cgraph._torch import tree_iter, tree_map
 from cgraph.breaks import Work
 from cgraph.cudagraph import CUDAGraph
 from cgraph.errors import CaptureError
+from cgraph.labels import Config
 
 __all__ = ["Break", "Session"]
 
@@ -50,7 +52,12 @@ class Session:
         generators: Generators that random numbers are drawn from besides the default one.
         forks: The side streams.
         flows: The flows of gradients through the breaks, one for each.
+        keeps: True if the segments keep their templates.
+        annotates: True if the origin of each node is recorded.
     """
+
+    keeps = False
+    annotates = False
 
     def __init__(
         self,
@@ -88,13 +95,15 @@ class Session:
 
     def begin(self, statics: Sequence[torch.Tensor] = ()) -> None:
         """Begin a segment on the capturing stream, which is current."""
-        segment = CUDAGraph()
+        segment = CUDAGraph(self.keeps)
         segment._statics = statics
+        segment._recorder = LabelRecorder(Config()) if self.annotates else None
         # In a backward pass torch runs each node in the modes in which the pass began.
         segment._resumes = self._last
         for generator in self.generators:
             segment.register_generator_state(generator)
         segment.capture_begin(pool=self._pool, capture_error_mode=self._mode)
+        segment._recorder = None
         self._open, self._last = segment, segment._recording
         if self._blocks is not None and self._last is not None:
             self._blocks.token = self._last.pool

@@ -220,7 +220,13 @@ class Recording:
             return None
         actions: dict[str, Action] = {"alloc": "alloc", "free_completed": "free"}
         return [
-            Event(actions[one["action"]], one["addr"], in_blocks(one["size"]), one["stream"])
+            Event(
+                actions[one["action"]],
+                one["addr"],
+                in_blocks(one["size"]),
+                one["stream"],
+                frames=_torch.recorded_frames(one),
+            )
             for one in entries
             if one["action"] in actions
         ]

@@ -316,7 +316,7 @@ class Recorder(_torch.Bystander):
                     raise CaptureError(
                         f"the simulator cannot capture {func}: its result is {leaf.layout}"
                     )
-                made = self._memory.tensor(stream, leaf)
+                made = self._memory.tensor(stream, leaf, func)
                 over = self._memory.find(made)
                 if over is not None:
                     fresh.append((place, over))
@@ -345,7 +345,7 @@ class Recorder(_torch.Bystander):
     def _literal(self, stream: _core.Stream, func: Any, value: torch.Tensor) -> torch.Tensor:
         """Return the tensor of a literal, as ``torch.tensor(2.0)``; replays copy its value in."""
         frozen = value.clone()
-        made = self._memory.tensor(stream, value)
+        made = self._memory.tensor(stream, value, func)
         over = self._memory.find(made)
         assert over is not None
 

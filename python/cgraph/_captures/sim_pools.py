@@ -14,6 +14,7 @@ import torch
 from cgraph import _core, _driver, _torch
 from cgraph._captures.footprint import PoolSizes, PoolState, in_blocks
 from cgraph._driver import Handle, Pool
+from cgraph._source import user_frames
 from cgraph.errors import ArgumentError, ForeignError, StateError
 from cgraph.mempool import MemPool, require_options
 from cgraph.timeline import Action, Event
@@ -75,15 +76,15 @@ class SimMemPool(MemPool):
         """Its token, which does not keep it alive."""
         return 0, self._core.id
 
-    def tensor(self, stream: _core.Stream, like: torch.Tensor) -> torch.Tensor:
-        """Return a tensor of the given layout in a new block."""
+    def tensor(self, stream: _core.Stream, like: torch.Tensor, origin: object = "") -> torch.Tensor:
+        """Return a tensor of the given layout in a new block, which an operator makes."""
         if like.numel() == 0:
             return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype)
         last = sum((size - 1) * step for size, step in zip(like.shape, like.stride(), strict=True))
         block = self._core.allocate(stream, (last + 1) * like.element_size())
         if not self.keeps_contents:
             block.poison()
-        self._begins(block)
+        self._begins(block, origin)
         made = _over(block, like.dtype, 0, tuple(like.shape), like.stride())
         self._owners[block.host_address] = _owner_of(block, made.untyped_storage())
         return made
@@ -200,13 +201,13 @@ class SimMemPool(MemPool):
             if owner and _torch.count_uses(storage) == 0:
                 owner.clear()
 
-    def _begins(self, block: _core.Block) -> None:
+    def _begins(self, block: _core.Block, origin: object = "") -> None:
         """Note a block from its begin to its end."""
-        self._note("alloc", block.address, block.nbytes)
+        self._note("alloc", block.address, block.nbytes, origin)
         end = weakref.finalize(block, self._note, "free", block.address, block.nbytes)
         end.atexit = False
 
-    def _note(self, action: Action, address: int, size: int) -> None:
+    def _note(self, action: Action, address: int, size: int, origin: object = "") -> None:
         size = in_blocks(size)
         if action == "alloc":
             self._blocks[address] = size
@@ -214,7 +215,9 @@ class SimMemPool(MemPool):
             del self._blocks[address]
             self._freed += 1
         if self._events is not None:
-            self._events.append(Event(action, address, size))
+            # Only a record pays for the walk through the frames.
+            frames = user_frames() if action == "alloc" else ()
+            self._events.append(Event(action, address, size, 0, str(origin), frames))
 
     def _segment(self, address: int) -> torch.Tensor | None:
         found = self._known_segment(address)

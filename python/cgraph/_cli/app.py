@@ -135,24 +135,27 @@ def run(script: Path, arguments: tuple[str, ...], patch: bool, trees: bool) -> N
     type=click.Path(dir_okay=False, path_type=Path),
     default=Path("graph.svg"),
     show_default=True,
-    help="The file; its suffix decides: .svg, .dot or .json.",
+    help="The file; its suffix decides: .svg, .html, .dot or .json.",
 )
 def draw(place: str, args: str | None, out: Path) -> None:
     """Capture a function, module:function or file.py:function, and draw its graph."""
     from cgraph import picture
     from cgraph._cli.targets import named
 
-    if out.suffix not in (".svg", ".dot", ".json"):
-        raise click.BadParameter(f"{out.name}, expected .svg, .dot or .json", param_hint="--out")
+    if out.suffix not in (".svg", ".html", ".dot", ".json"):
+        expected = "expected .svg, .html, .dot or .json"
+        raise click.BadParameter(f"{out.name}, {expected}", param_hint="--out")
     with _told(), _on("auto"):
         target = named(place, args)
         target()
         graph = cgraph.CUDAGraph(keep_graph=True)
-        with cgraph.graph(graph, enable_annotations=True):
+        with cgraph.record_memory(), cgraph.graph(graph, enable_annotations=True):
             # Alive until the end of the capture.
             _result = target()
         if out.suffix == ".svg":
             picture.save(graph, out, title=target.name)
+        elif out.suffix == ".html":
+            cgraph.view(graph, title=target.name).save(out)
         elif out.suffix == ".dot":
             cgraph.export_dot(out)(graph)
         else:

@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 
-__all__ = ["AllocatorHistory"]
+from cgraph._source import is_omitted
+
+__all__ = ["AllocatorHistory", "recorded_frames"]
 
 _MOST_ENTRIES = 1 << 20
 _lock = threading.Lock()
@@ -62,6 +64,18 @@ class AllocatorHistory:
         traces: list[list[dict[str, Any]]]
         traces = torch.cuda.memory._snapshot()["device_traces"]
         return traces[self._ordinal] if self._ordinal < len(traces) else []
+
+
+def recorded_frames(entry: dict[str, Any]) -> tuple[str, ...]:
+    """Return the lines of the user's Python in an entry, the innermost last.
+
+    There are none unless the user has turned on torch's record with stacks.
+    """
+    return tuple(
+        f"{one['filename']}:{one['line']} {one['name']}"
+        for one in reversed(entry.get("frames", ()))
+        if one["line"] and not is_omitted(one["filename"])
+    )
 
 
 def _switch(enabled: str | None) -> None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from cgraph import _torch
 from cgraph._text import in_units, plural, printable, table
 from cgraph._trees.graph_tree import GraphTree
+from cgraph._trees.node import Node
 from cgraph._trees.skips import EAGER, skips
 from cgraph._trees.trees import all_trees
 
-__all__ = ["TreeFunctionReport", "TreeReport", "TreesReport", "report"]
+__all__ = ["TreeFunctionReport", "TreeNodeReport", "TreeReport", "TreesReport", "report"]
 
 _HEAD = ("function", "mode", "graphs", "replays", "eager calls")
 
@@ -46,6 +47,31 @@ class TreeFunctionReport:
 
 
 @dataclass(frozen=True)
+class TreeNodeReport:
+    """A recorded call of a tree.
+
+    Attributes:
+        function: The name of its function.
+        mode: ``"inference"``, ``"forward"`` or ``"backward"``.
+        parent: The place of the call before it in the tree's list; None where steps begin.
+        replays: How often it was replayed.
+        nodes: The number of nodes of its graph.
+        held_bytes: The bytes of the pool's blocks that its recording left in use: its outputs.
+        copied_bytes: The bytes of inputs that a replay copies.
+        kept_bytes: The bytes of its outputs that were copied, as they were held when a step ended.
+    """
+
+    function: str
+    mode: str
+    parent: int | None
+    replays: int
+    nodes: int
+    held_bytes: int
+    copied_bytes: int
+    kept_bytes: int
+
+
+@dataclass(frozen=True)
 class TreeReport:
     """A tree: the graphs of one device and thread.
 
@@ -58,6 +84,7 @@ class TreeReport:
         has_pending_backward: A forward pass waits for its backward pass.
         reserved_bytes: The bytes of its pool.
         kept_bytes: The bytes of outputs that were copied, as they were held when their step ended.
+        nodes: Its recorded calls, each behind its parent.
     """
 
     device: int
@@ -68,6 +95,7 @@ class TreeReport:
     has_pending_backward: bool
     reserved_bytes: int
     kept_bytes: int = 0
+    nodes: tuple[TreeNodeReport, ...] = ()
 
     def __str__(self) -> str:
         """Return one line."""
@@ -172,7 +200,33 @@ def _described(device: int, tree: GraphTree) -> TreeReport:
         tree.has_pending_backward,
         tree.reserved_bytes,
         sum(node.kept_bytes for *_, node in tree.nodes),
+        tuple(_calls(tree)),
     )
+
+
+def _calls(tree: GraphTree) -> Iterator[TreeNodeReport]:
+    """List the recorded calls of a tree."""
+    said = {one.id: one.description for one in tree.functions}
+    places = {number: place for place, (number, *_) in enumerate(tree.nodes)}
+    for _, parent, of, node in tree.nodes:
+        known = said.get(of)
+        yield TreeNodeReport(
+            "a function that is gone" if known is None else known.name,
+            "inference" if known is None else known.mode,
+            None if parent is None else places[parent],
+            node.replays,
+            *_sizes(node),
+            node.copied_bytes,
+            node.kept_bytes,
+        )
+
+
+def _sizes(node: Node) -> tuple[int, int]:
+    """Return the number of nodes of a recorded call's graph, and the bytes that it left in use."""
+    captured = node.graph._captured
+    if captured is None or captured.footprint is None:
+        return 0, 0
+    return node.graph._nodes, captured.footprint.held
 
 
 def _cells(one: TreeFunctionReport) -> Sequence[str]:

@@ -1,0 +1,54 @@
+"""The memory that nodes name: which node names it, and whose it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any, TypeAlias
+
+from cgraph._text import in_units
+from cgraph.timeline import Timeline
+
+__all__ = ["NamedAddress", "addresses_of", "owner_of"]
+
+NamedAddress: TypeAlias = tuple[str | None, int, int, int]
+"""A node's name, an address, and start and bytes of the allocation that it lies in."""
+
+
+def addresses_of(
+    nodes: Sequence[Mapping[str, Any]], found: Sequence[NamedAddress]
+) -> list[list[tuple[int, int, int]]]:
+    """Return the addresses of each node, and nothing where that is not certain.
+
+    Addresses come in the order of the nodes, with a node's name and not its number. So they are
+    known for a node whose neighbours have other names, if all names come in the same order.
+
+    Args:
+        nodes: The nodes, as in a template's JSON.
+        found: The addresses, as ``Template.addresses()`` returns them.
+    """
+    known: list[list[tuple[int, int, int]]] = [[] for _ in nodes]
+    named = {one[0] for one in found}
+    with_some = [place for place, one in enumerate(nodes) if _name(one) in named]
+    runs = [list(group) for _, group in groupby(with_some, lambda place: _name(nodes[place]))]
+    told = [(name, list(group)) for name, group in groupby(found, lambda one: one[0])]
+    if [_name(nodes[run[0]]) for run in runs] != [name for name, _ in told]:
+        return known
+    for run, (_, ranges) in zip(runs, told, strict=True):
+        if len(run) == 1:
+            known[run[0]] = [(address, base, size) for _, address, base, size in ranges]
+    return known
+
+
+def owner_of(address: int, timeline: Timeline | None) -> str:
+    """Return the origins of the blocks at an address, the latest first; empty if none is known."""
+    spans = () if timeline is None else timeline.spans
+    here = [one for one in spans if one.address <= address < one.address + one.bytes]
+    names = [one.label or f"a block of {in_units(one.bytes)}" for one in reversed(here)]
+    unique = [*dict.fromkeys(names)]
+    more = f" and {len(unique) - 3} more" if len(unique) > 3 else ""
+    return f": {', '.join(unique[:3])}{more}" if unique else ""
+
+
+def _name(node: Mapping[str, Any]) -> str:
+    return str(node.get("name") or node["kind"])
