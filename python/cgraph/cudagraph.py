@@ -195,7 +195,10 @@ class CUDAGraph(_core.Graph):
         self._ended = True
         all_graphs[id(self)] = self
         if nodes == 0 and not self._may_be_empty:
-            text = "The CUDA Graph is empty: nothing was enqueued on the capturing stream"
+            text = (
+                "The CUDA Graph is empty: nothing was enqueued on the capturing stream. Tensors of"
+                " another device, or another current stream, are the usual cause"
+            )
             Reason(Cause.EMPTY_GRAPH, text).warn(kind=CgraphWarning)
         _log.debug("%r is captured", self)
 

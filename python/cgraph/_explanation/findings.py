@@ -169,15 +169,17 @@ def failed_by(error: BaseException) -> Reason:
     own = getattr(error, "_reason", None)
     if isinstance(own, Reason):
         return own.at(_source.place_of(error))
-    found, fix = _blamed(error, is_broken=False), None
+    found, text, fix = _blamed(error, is_broken=False), first_line(error), None
     if found is not None:
         cause = found[0]
+        if cause is not Cause.UNKNOWN:
+            text = f"it {cause.what} ({text})"
     elif isinstance(error, CaptureError) and _cause_at_end(error) is not Cause.UNKNOWN:
         cause = _cause_at_end(error)
         fix = f"{cause.fix}; {_WHERE}"
     else:
         cause = Cause.CAPTURE_FAILED
-    return Reason(cause, first_line(error), _source.place_of(error), fix)
+    return Reason(cause, text, _source.place_of(error), fix)
 
 
 def blame_at_end(error: CaptureError) -> str | None:
