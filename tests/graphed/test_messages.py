@@ -154,8 +154,8 @@ def test_a_tensor_on_the_host_is_told_with_its_name(lab: Lab) -> None:
         pytest.skip("the simulator's device is the host")
     text = told_of(scaled, fresh(lab, 3), torch.ones(3))
     assert text.partition("`: ")[2] == (
-        "tensor elsewhere: scale is on cpu. scaled runs eagerly for (x: float32[3], scale: float32[3],"
-        " grad). Fix: move the tensor to the device before the call"
+        "tensor elsewhere: scale is on cpu. scaled runs eagerly for (x: float32[3], scale:"
+        " float32[3], grad). Fix: move the tensor to the device before the call"
     )
 
 
