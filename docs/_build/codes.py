@@ -17,9 +17,9 @@ def on_config(config: Any) -> Any:
     """Add the pages to the navigation."""
     pages: list[dict[str, str] | str] = ["codes/index.md"]
     pages += [{one.code: f"codes/{one.code}.md"} for one in Cause]
-    for part in config.nav:
-        if _SECTION in part:
-            part[_SECTION] = pages
+    [wrong] = [one["When it goes wrong"] for one in config.nav if "When it goes wrong" in one]
+    [part] = [one for one in wrong if _SECTION in one]
+    part[_SECTION] = pages
     return config
 
 
