@@ -28,6 +28,7 @@ from cgraph._viewer.lanes import in_lanes, ordered
 from cgraph._viewer.nesting import nested
 from cgraph._viewer.nodes import Node, break_node, nodes_of
 from cgraph._viewer.page import Drawing, frame, page
+from cgraph._viewer.times import add_times, profiled
 from cgraph._viewer.tree import of_trees
 from cgraph.cudagraph import CUDAGraph
 from cgraph.dryrun import DryRun
@@ -46,7 +47,7 @@ _KINDS = (
 _RECORD = "Fix: capture inside `with cgraph.record_memory():`"
 
 
-def view(what: object, *, title: str | None = None) -> View:
+def view(what: object, *, title: str | None = None, measure: bool = False) -> View:
     """Return a graph, a pool's memory or graph trees as a page for a browser or a notebook.
 
     The page of a graph has its nodes in their modules, equal layers folded into one, branches side
@@ -60,18 +61,23 @@ def view(what: object, *, title: str | None = None) -> View:
             :class:`~cgraph.timeline.Timeline`, or what ``graph.memory()`` or :func:`dry_run`
             returned, for the memory alone; ``cgraph.trees``, or its ``report()``.
         title: The heading. Default: a name of what is shown.
+        measure: Replay a CUDAGraph twice, under torch's profiler, and show the time of each node.
+            The replays write what replays write.
 
     Returns:
         The view: ``view.save("graph.html")``, ``view.show()``, or the last line of a notebook's
         cell.
 
     Raises:
-        StateError: The graph has no template, no blocks were recorded, or no tree has a graph.
-        ArgumentError: It is nothing of these.
+        StateError: The graph has no template, no blocks were recorded, no tree has a graph, or
+            times are wanted of the simulator.
+        ArgumentError: It is nothing of these, or times are wanted of something else than a graph.
         ForeignError: The pool is torch's own, or gone.
     """
+    if measure and not isinstance(what, CUDAGraph):
+        raise ArgumentError(f"measure is True, and what is {shown(what):.80}, expected a CUDAGraph")
     if isinstance(what, CUDAGraph):
-        nodes = _nodes(what)
+        nodes = _nodes(what, measures=measure)
         return View(title or what._name, _drawing(nodes), what.memory().timeline)
     if isinstance(what, SegmentedGraph):
         nodes = _segments(what)
@@ -172,11 +178,15 @@ def _drawing(nodes: list[Node]) -> Drawing:
     return Drawing(nodes, nested(nodes), "Graph", "node")
 
 
-def _nodes(graph: CUDAGraph) -> list[Node]:
+def _nodes(graph: CUDAGraph, *, measures: bool = False) -> list[Node]:
     """Return the nodes of a graph's template, with what is known of the memory that they name."""
     template = graph._require_template("view()")
     timeline = graph.memory().timeline
     data = json.loads(template.json())
+    if measures:
+        if graph._driver.device_type == "cpu":
+            raise StateError("view(measure=True) on the simulator, whose replays have no times")
+        add_times(data["nodes"], profiled(graph.replay))
     return nodes_of(data, graph._labels, template.addresses(), timeline)
 
 

@@ -145,7 +145,7 @@ def draw(place: str, args: str | None, out: Path) -> None:
     if out.suffix not in (".svg", ".html", ".dot", ".json"):
         expected = "expected .svg, .html, .dot or .json"
         raise click.BadParameter(f"{out.name}, {expected}", param_hint="--out")
-    with _told(), _on("auto"):
+    with _told(), _on("auto") as device:
         target = named(place, args)
         target()
         graph = cgraph.CUDAGraph(keep_graph=True)
@@ -155,7 +155,8 @@ def draw(place: str, args: str | None, out: Path) -> None:
         if out.suffix == ".svg":
             picture.save(graph, out, title=target.name)
         elif out.suffix == ".html":
-            cgraph.view(graph, title=target.name).save(out)
+            measure = device.type == "cuda"
+            cgraph.view(graph, title=target.name, measure=measure).save(out)
         elif out.suffix == ".dot":
             cgraph.export_dot(out)(graph)
         else:
