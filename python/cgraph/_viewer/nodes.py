@@ -8,7 +8,7 @@ from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
 
-from cgraph import picture
+from cgraph import _torch, picture
 from cgraph._text import in_units, plural, short_place
 from cgraph._viewer.addresses import NamedAddress, addresses_of, owner_of
 from cgraph.labels import Label
@@ -176,8 +176,8 @@ def _facts(data: Mapping[str, Any], label: Label | None) -> list[tuple[str, str]
         facts += [("operator", label.operator), ("module", label.module)]
         facts += [("source", label.source), ("labels", " > ".join(label.stack))]
     if name := data.get("name"):
-        short = _short_name(name)
-        facts.append(("kernel", name if short == name else f"{short}\n{name}"))
+        short, whole = _short_name(name), _torch.demangled(name)
+        facts.append(("kernel", whole if short == name else f"{short}\n{whole}"))
     facts += [("kind", data["kind"].replace("_", " ")), ("grid", _dim(data.get("grid")))]
     facts.append(("block", _dim(data.get("block"))))
     if data.get("shared_bytes"):
