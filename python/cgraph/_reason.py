@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import linecache
-import logging
 import warnings
 from dataclasses import dataclass
 from typing import TypeVar
@@ -17,7 +16,6 @@ __all__ = ["Reason", "refused"]
 
 # Of a line of code in a message.
 _MOST_LETTERS = 60
-_log = logging.getLogger("cgraph.reasons")
 _Error = TypeVar("_Error", bound=CgraphError)
 
 
@@ -83,9 +81,8 @@ class Reason:
         return error
 
     def warn(self, effect: str = "", kind: type[CgraphWarning] = EagerWarning) -> None:
-        """Warn of it, at the user's line, and log it."""
+        """Warn of it, at the user's line."""
         warning = kind(self.told(effect))
-        _log.info("%s", warning)
         warning._reason = self
         warnings.warn(warning, stacklevel=levels_to_user())
 

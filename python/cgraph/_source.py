@@ -99,6 +99,9 @@ def user_frames(omitted: _Directories | None = None) -> tuple[str, ...]:
     return tuple(reversed(frames))
 
 
+_BRANCHES = ("POP_JUMP", "JUMP_IF", "TO_BOOL", "UNARY_NOT")
+
+
 def operation(code: CodeType, place: int) -> str:
     """Return the name of Python's instruction at a place; empty if there is none."""
     name = dis.opname[code.co_code[place]] if 0 <= place < len(code.co_code) else ""
@@ -108,8 +111,17 @@ def operation(code: CodeType, place: int) -> str:
 
 
 def is_branch(code: CodeType, place: int) -> bool:
-    """Return whether Python's instruction at a place asks for the truth of a value."""
-    return operation(code, place).startswith(("POP_JUMP", "JUMP_IF", "TO_BOOL", "UNARY_NOT"))
+    """Return whether the instruction at a place, or one behind it on its line, asks for a truth."""
+    is_here, here = False, 0
+    for begin, end, line in code.co_lines():
+        if begin <= place < end:
+            is_here, here = True, line or 0
+        if is_here and line == here:
+            places = range(max(begin, place), end, 2)
+            if any(operation(code, one).startswith(_BRANCHES) for one in places):
+                return True
+        is_here = is_here and line == here
+    return False
 
 
 def _frames(omitted: _Directories | None, inner: FrameType | None = None) -> Iterator[FrameType]:

@@ -11,7 +11,7 @@ Errors and warnings have the member as ``cause``, reports and findings have its 
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import Enum, unique
 from typing import Literal, NamedTuple
 
 __all__ = ["Cause", "Severity"]
@@ -44,6 +44,7 @@ def _told(what: str, fix: str) -> _Facts:
     return _Facts("told", what, fix)
 
 
+@unique
 class Cause(Enum):
     """The deed of a line or a call that keeps it from a graph, with the remedy."""
 
@@ -314,6 +315,10 @@ class Cause(Enum):
         "overwrites a result of the last call but one, which is still held",
         'clone what is kept, or take outputs="fresh"',
     )
+
+    def __reduce_ex__(self, _: object) -> tuple[object, ...]:
+        """Pickle by name: texts change."""
+        return getattr, (Cause, self.name)
 
     @property
     def code(self) -> str:

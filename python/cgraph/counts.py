@@ -14,6 +14,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
+from typing import TypeVar
 
 from cgraph import functions, trees
 from cgraph._trees.skips import EAGER
@@ -26,35 +28,32 @@ def metrics() -> dict[str, float]:
 
     A line ``name value`` for each item is the text format that Prometheus reads. All names have the
     labels ``door`` (``"graphed"`` or ``"trees"``) and ``function``; functions of one name are
-    counted together.
+    counted together. Any thread may call it.
 
     Returns:
-        The counts by name:
+        The counts by name. They grow as long as there is the function; those of trees begin anew
+        with ``reset()``.
 
         - ``cgraph_replays_total``: calls that were a replay.
         - ``cgraph_eager_calls_total``: calls that ran without a graph; for trees with the label
           ``cause``, the code of the reason.
-        - ``cgraph_captures_total``: graphs of trees, and captures of keys.
-        - ``cgraph_recaptures_total``: captures in place of an earlier one.
+        - ``cgraph_captures_total``: captures whose graph was kept.
+        - ``cgraph_recaptures_total``: those of them that took the place of an earlier one.
         - ``cgraph_capture_seconds_total``: of graphed functions.
         - ``cgraph_keys``: keys of graphed functions, with the label ``state``; eager ones with
           ``cause`` as well.
         - ``cgraph_memory_bytes``: of graphed functions and of the trees of each ``device``.
     """
     found = defaultdict[str, float](int)
-    for function in functions.report().functions:
+    for function in _steady(functions.report).functions:
         about = {"door": "graphed", "function": function.name}
+        for name, count in function.totals.items():
+            found[_name(f"{name}_total", about)] += count
         for key in function.keys:
-            again = sum(one.count for one in key.rerecorded)
-            found[_name("replays_total", about)] += key.replays
-            found[_name("eager_calls_total", about)] += key.eager_calls
-            found[_name("recaptures_total", about)] += again
-            found[_name("captures_total", about)] += again + (key.state == "captured")
             cause = {"cause": key.code} if key.state == "eager" and key.code else {}
             found[_name("keys", {**about, "state": key.state, **cause})] += 1
-        found[_name("capture_seconds_total", about)] += function.capture_seconds
         found[_name("memory_bytes", about)] += function.memory_bytes
-    report = trees.report()
+    report = _steady(trees.report)
     for one in report.functions:
         about = {"door": "trees", "function": one.name, "mode": one.mode}
         found[_name("replays_total", about)] += one.replays
@@ -64,10 +63,23 @@ def metrics() -> dict[str, float]:
             cause = {"cause": EAGER[reason].cause.code}
             found[_name("eager_calls_total", {**about, **cause})] += count
     for tree in report.trees:
-        found[_name("memory_bytes", {"door": "trees", "device": str(tree.device)})] += (
-            tree.reserved_bytes
-        )
+        place = {"door": "trees", "device": str(tree.device)}
+        found[_name("memory_bytes", place)] += tree.reserved_bytes
     return dict(found)
+
+
+R = TypeVar("R")
+_TRIES = 100
+
+
+def _steady(read: Callable[[], R]) -> R:
+    """Return what a function reads, again if another thread has changed it meanwhile."""
+    for _ in range(_TRIES):
+        try:
+            return read()
+        except (KeyError, RuntimeError) as error:
+            failure = error
+    raise failure
 
 
 def _name(name: str, labels: dict[str, str]) -> str:

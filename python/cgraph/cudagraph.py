@@ -13,7 +13,7 @@ from cgraph._captures.capture_scopes import require_thawed
 from cgraph._captures.label_recorder import LabelRecorder
 from cgraph._driver import Captured, Handle, Pool, Recording
 from cgraph._reason import Reason
-from cgraph._text import plural
+from cgraph._text import first_line, plural
 from cgraph.causes import Cause
 from cgraph.errors import (
     CaptureError,
@@ -491,7 +491,10 @@ class CUDAGraph(_core.Graph):
         lines = []
         if (culprit := blame(error, reason is not None)) is not None:
             lines.append(f"cgraph: {culprit}")
+            if isinstance(error, CgraphError) and error.cause is None:
+                culprit.given_to(error)
         if reason is not None:
             lines.append(f"cgraph: the capture was abandoned; the driver says: {reason}")
+        _log.info("the capture has failed: %s", culprit or first_line(error))
         if lines:
             add_note(error, "\n".join(lines))

@@ -307,8 +307,9 @@ class GraphedFunction(Binding, Generic[P, R_co]):
     def report(self) -> FunctionReport:
         """Report on the calls of each key."""
         keys = tuple(key.report() for key in self._keys.reported)
+        totals = self._keys.totals()
         pool_bytes = self._answers.captures.memory.pool_bytes()
-        return FunctionReport(self._name, place_of_function(self._fn), keys, pool_bytes)
+        return FunctionReport(self._name, place_of_function(self._fn), keys, pool_bytes, totals)
 
     def reset(self) -> None:
         """Drop all graphs. Calls capture anew, also after :meth:`freeze`."""

@@ -16,7 +16,8 @@ A key is the set of common properties of calls that share one graph: shapes, dty
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from os import PathLike
 from typing import Any, Literal, TextIO
 
@@ -70,6 +71,7 @@ class KeyReport:
         fix: The fix of the reason; None if there is no reason, or it passes by itself.
         has_sizes: True if the function has ``sizes``, so that giving some cannot be the advice.
         is_simulated: True for a graph of the simulator, whose times say nothing about a device.
+        captures: Number of times that it has got a graph; after the first one, in place of another.
         code: The code of the reason, as ``CG-HOST-READ``: ``cgraph why CG-HOST-READ`` has a page.
     """
 
@@ -89,6 +91,7 @@ class KeyReport:
     has_sizes: bool = False
     copied_bytes: int | None = None
     is_simulated: bool = False
+    captures: int = 0
     code: str | None = None
 
     @property
@@ -149,12 +152,15 @@ class FunctionReport(_Shown):
         keys: The keys of its calls.
         pool_bytes: Of the device: the pool of all keys without gradients, which use the same
             memory. It counts for each function that shares it.
+        totals: Counts of all calls so far, those of keys that are forgotten included: ``replays``,
+            ``eager_calls``, ``captures``, ``recaptures``, ``capture_seconds``.
     """
 
     name: str
     where: str | None
     keys: tuple[KeyReport, ...]
     pool_bytes: int = 0
+    totals: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def captured(self) -> int:
@@ -186,6 +192,7 @@ class FunctionReport(_Shown):
             "capture_seconds": self.capture_seconds,
             "memory_bytes": self.memory_bytes,
             "pool_bytes": self.pool_bytes,
+            "totals": dict(self.totals),
             "keys": [key.to_dict() for key in self.keys],
         }
 

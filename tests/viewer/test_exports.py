@@ -25,6 +25,13 @@ def slices(nodes: list[Any]) -> list[dict[str, Any]]:
     return [one for one in trace_events("graph", nodes)["traceEvents"] if one["ph"] == "X"]
 
 
+def test_a_snapshot_takes_lines_of_functions_with_spaces_in_their_names() -> None:
+    event = Event("alloc", 0, 64, frames=("a b.py:3 my fn(int, char)", "no line"))
+    snapshot = memory_snapshot(Timeline.of("pool", [(0, 4096)], [event]))
+    [[traced]] = [snapshot["device_traces"][0][-1:]]
+    assert traced["frames"] == [{"filename": "a b.py", "line": 3, "name": "my fn(int, char)"}]
+
+
 def test_each_node_is_a_slice_after_those_it_depends_on() -> None:
     found = slices([node(), node("", [0]), node("", [0]), node("", [1]), node("", [2, 3])])
     assert [(one["tid"], one["ts"], one["dur"]) for one in found] == [

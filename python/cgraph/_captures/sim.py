@@ -374,10 +374,7 @@ class Recorder(_torch.Bystander):
         try:
             stream.synchronize()
         except DriverError as error:
-            failure = CaptureError(
-                f"{said} while the stream captures: {error}. Fix: keep the value on the device"
-                " (torch.where, masks, fixed shapes), or move the operator out of the capture"
-            )
+            failure = CaptureError(f"{said} while the stream captures: {error}")
             failure.code = error.code
             raise failure from cause
         raise CaptureError(f"{said}, which a capture cannot give")

@@ -146,22 +146,22 @@ class Log:
         return tuple(found)
 
 
-def blame(error: BaseException, is_broken: bool) -> str | None:
-    """Return the user's line behind a capture's failure, the problem, and the fix.
+def blame(error: BaseException, is_broken: bool) -> Reason | None:
+    """Return the reason of a capture's failure, with the user's line.
 
     Args:
         error: The exception from the capture's block.
         is_broken: True if the driver says that the capture became unusable.
 
     Returns:
-        One line; None if the exception is the user's own.
+        The reason; None if the exception is the user's own.
     """
     found = _blamed(error, is_broken)
     if found is None:
         return None
     cause, level = found
     file, line = level.tb_frame.f_code.co_filename, level.tb_lineno
-    return str(Reason(cause, f"it {cause.what}", f"{file}:{line}"))
+    return Reason(cause, f"it {cause.what}", f"{file}:{line}")
 
 
 def failed_by(error: BaseException) -> Reason:

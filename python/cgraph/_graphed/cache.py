@@ -85,6 +85,8 @@ class Keys:
         self.various: dict[str, Reason] = {}
         self._values: dict[str, set[Hashable]] = {}
         self._new_in_a_row: Counter[str] = Counter()
+        # The counts of keys that are forgotten.
+        self._forgotten: dict[str, float] = {}
         # Keys by the reason.
         self._eager: dict[str, Key] = {}
         # The plain arguments of the last new family, by all else that its calls have in common.
@@ -97,7 +99,7 @@ class Keys:
             key = self._eager[reason.text] = Key(", ".join(call.words()) or "no arguments")
             key.state, key.reason = "eager", reason
             while len(self._eager) > _WITHOUT_GRAPH:
-                del self._eager[next(iter(self._eager))]
+                self._forget(self._eager.pop(next(iter(self._eager))))
         key.eager_calls += 1
 
     @property
@@ -207,7 +209,7 @@ class Keys:
 
     def clear(self) -> None:
         """Forget everything."""
-        keys = [*self]
+        keys, known = [*self], [*self.reported]
         self._families.clear()
         self.various.clear()
         self._values.clear()
@@ -216,6 +218,19 @@ class Keys:
         self._eager.clear()
         for key in keys:
             self.drop(key)
+        for key in known:
+            self._forget(key)
+
+    def totals(self) -> dict[str, float]:
+        """Return counts of all calls so far, those of forgotten keys included."""
+        found = self._forgotten
+        for key in self.reported:
+            found = _sum(found, _counts_of(key))
+        return found
+
+    def _forget(self, key: Key) -> None:
+        """Let the counts of a key outlast it."""
+        self._forgotten = _sum(self._forgotten, _counts_of(key))
 
     def _is_various(self, name: str, value: Any) -> bool:
         """Note a value; return whether its place or argument has too many values."""
@@ -249,5 +264,20 @@ class Keys:
         for identity, key in without[: max(0, len(without) - _WITHOUT_GRAPH)]:
             family = self._families[identity]
             family.keys.remove(key)
+            self._forget(key)
             if not family.keys:
                 del self._families[identity]
+
+
+def _sum(counts: dict[str, float], others: dict[str, float]) -> dict[str, float]:
+    return {name: counts.get(name, 0) + count for name, count in others.items()}
+
+
+def _counts_of(key: Key) -> dict[str, float]:
+    return {
+        "replays": key.replays,
+        "eager_calls": key.all_eager_calls,
+        "captures": key.captures,
+        "recaptures": max(key.captures - 1, 0),
+        "capture_seconds": key.capture_seconds,
+    }

@@ -47,6 +47,7 @@ class Key:
         recorded: The capture; None without one.
         entry: The entry that replays it natively.
         padded: The entries of calls that are padded to it, by the keys of such calls.
+        captures: Number of times that it has got a graph.
         checked: The dimensions of rows in results, by the rows of calls with compared padding.
         beside: Keys for the same calls while the backward pass of a call of this key is to come.
     """
@@ -65,6 +66,7 @@ class Key:
         self.has_sizes = self.is_simulated = False
         self.misses = 0
         self.eager_calls = 0
+        self.captures = 0
         self.capture_seconds = 0.0
         self._past_replays = 0
         # Replays that no native entry counts, and calls whose work captures did.
@@ -83,6 +85,11 @@ class Key:
         """Number of calls that were replays of its graphs, captures included."""
         found = self._past_replays + self._own_replays
         return found + sum(one.replays for one in self.entries)
+
+    @property
+    def all_eager_calls(self) -> int:
+        """Number of calls that ran eagerly, also where a native entry let them."""
+        return self.eager_calls + sum(one.eager_calls for one in self.entries)
 
     @property
     def has_served(self) -> bool:
@@ -174,6 +181,7 @@ class Key:
         self.is_simulated = _driver.current().device_type == "cpu"
         self.state, self.reason, self.misses = "captured", None, 0
         self.capture_seconds += recorded.seconds
+        self.captures += 1
         self._replays_at_capture = self.replays
 
     def let_go(self, why: str, name: str | None, where: str | None) -> bool:
@@ -207,7 +215,6 @@ class Key:
     def report(self) -> KeyReport:
         """Return the report of this key."""
         recorded = self.recorded
-        eager = self.eager_calls + sum(one.eager_calls for one in self.entries)
         again = [
             Rerecording(reason, argument, where, count)
             for (reason, argument, where), count in list(self._again.items())
@@ -227,7 +234,8 @@ class Key:
             where=None if reason is None else reason.where,
             rerecorded=tuple(again),
             replays=self.replays,
-            eager_calls=eager,
+            eager_calls=self.all_eager_calls,
+            captures=self.captures,
             capture_seconds=self.capture_seconds,
             fix=None if reason is None else reason.fix,
             code=None if reason is None else reason.cause.code,

@@ -203,7 +203,11 @@ class Answers:
 
     def _various(self, call: Call, eager: Callable[[], Any], name: str) -> Answer:
         """Let a call run eagerly whose place or argument of this name has too many values."""
-        reason = self.keys.various[name].at(line_that_changes(name, self.reads.codes))
+        reason = self.keys.various[name]
+        if reason.line is None:
+            # Once: it reads the source.
+            reason = reason.at(line_that_changes(name, self.reads.codes) or user_line())
+            self.keys.various[name] = reason
         return self.never(call, eager, reason, counts=True)
 
     def once(self, key: Key, reason: Reason, eager: Callable[[], Any]) -> Answer:

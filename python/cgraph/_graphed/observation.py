@@ -12,6 +12,7 @@ import torch
 from cgraph import _torch
 from cgraph._graphed.call import Call
 from cgraph._graphed.options import Options, identifiers_in
+from cgraph._graphed.reasons import ONE_SIZE
 from cgraph._operators.observer import Observer
 from cgraph._operators.trace import Trace
 from cgraph._python.assignments import (
@@ -26,7 +27,7 @@ from cgraph._python.guards import Change, Guards
 from cgraph._python.named_objects import named_by
 from cgraph._python.names import names_in, stored_in
 from cgraph._python.places import Places
-from cgraph._python.values import tensors_behind
+from cgraph._python.values import Form, tensors_behind
 from cgraph._reason import Reason
 from cgraph._text import nearest
 from cgraph._torch import tree_iter
@@ -328,7 +329,7 @@ class Observation:
         """
         for change in changes:
             if not change.is_gradient:
-                return self._changes(change.name, change.verb)
+                return self._changes(change.name, change.verb, change.now)
         for target, value in left:
             if any(map(observer.made, tensors_behind(value))):
                 text = f"the function leaves a new tensor in {target.name}"
@@ -339,10 +340,11 @@ class Observation:
             return self._changes(other.name, other.verb)
         return self.trace.difference(before.trace)
 
-    def _changes(self, name: str, verb: str = "") -> Reason:
+    def _changes(self, name: str, verb: str = "", value: Any = None) -> Reason:
         """Return the reason against a function that changes a place."""
         text = f"the function changes {name}" + (f": it {verb}" if verb else "")
-        return Reason(Cause.PYTHON_STATE, text, line_that_changes(name, self.codes))
+        fix = ONE_SIZE if isinstance(value, Form) else None
+        return Reason(Cause.PYTHON_STATE, text, line_that_changes(name, self.codes), fix)
 
     @property
     def uses_gradients(self) -> bool:

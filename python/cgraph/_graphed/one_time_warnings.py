@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 from cgraph._graphed.key import Key
 from cgraph._graphed.options import Options
 from cgraph._python.places import MOST_PLACES
@@ -12,6 +14,8 @@ from cgraph.errors import CgraphWarning, EagerWarning, PlacesWarning, ResultWarn
 
 __all__ = ["OneTimeWarnings"]
 
+_log = logging.getLogger("cgraph.graphed")
+
 
 class OneTimeWarnings:
     """The warnings of one function, each given once."""
@@ -19,11 +23,13 @@ class OneTimeWarnings:
     def __init__(self, name: str, options: Options) -> None:
         self._name = name
         self._raises = options.on_fail == "raise"
-        self._told: set[str] = set()
+        self._told: set[object] = set()
+        self._logged: set[tuple[str, str]] = set()
 
     def clear(self) -> None:
         """Forget which warnings were given."""
         self._told.clear()
+        self._logged.clear()
 
     def of_eager(self, key: Key, reason: Reason | None, *, counts: bool = True) -> None:
         """Warn that calls run eagerly, with place, reason and remedy; or raise it each time.
@@ -38,10 +44,13 @@ class OneTimeWarnings:
         """
         if reason is None:
             return
+        effect = f"{self._name} runs eagerly for ({key.text})"
+        if (key.text, reason.text) not in self._logged:
+            self._logged.add((key.text, reason.text))
+            _log.info("%s", reason.told(effect))
         if self._raises and counts:
             raise reason.error(f"{self._name} cannot be captured for ({key.text})")
-        effect = f"{self._name} runs eagerly for ({key.text})"
-        self._say(reason.text, reason, EagerWarning, effect)
+        self._say((reason.cause, reason.line), reason, EagerWarning, effect)
 
     def of_places(self, stopped: str | None) -> None:
         """Warn that places from the one of this name on are not compared; not if it is None."""
@@ -65,7 +74,9 @@ class OneTimeWarnings:
         )
         self._say("held", Reason(Cause.HELD_RESULT, text, user_line()), ResultWarning)
 
-    def _say(self, what: str, reason: Reason, kind: type[CgraphWarning], effect: str = "") -> None:
+    def _say(
+        self, what: object, reason: Reason, kind: type[CgraphWarning], effect: str = ""
+    ) -> None:
         if what not in self._told:
             self._told.add(what)
             reason.warn(effect, kind)

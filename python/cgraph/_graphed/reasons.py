@@ -20,6 +20,7 @@ from cgraph._torch import tree_iter
 from cgraph.causes import Cause
 
 __all__ = [
+    "ONE_SIZE",
     "Containers",
     "broken_by",
     "reason_against",
@@ -27,6 +28,13 @@ __all__ = [
     "reason_against_result",
     "reason_of_various",
 ]
+
+
+ONE_SIZE = (
+    "keep it in a tensor of one size that is written in place, as cache[position] = new: each other"
+    " shape needs a graph of its own"
+)
+"""The fix of a place whose tensor has another shape in each call."""
 
 
 def reason_of_various(name: str, value: Any, text: str) -> Reason:
@@ -40,10 +48,7 @@ def reason_of_various(name: str, value: Any, text: str) -> Reason:
             " device=...), capturable=True): schedules write to it"
         )
     elif isinstance(value, Form):
-        fix = (
-            "keep it in a tensor of one size that is written in place, as cache[position] = new:"
-            " each other shape needs a graph of its own"
-        )
+        fix = ONE_SIZE
     elif "['betas']" in name or name.endswith("['momentum']"):
         fix = "let the schedule leave it as it is: OneCycleLR(..., cycle_momentum=False)"
     return Reason(Cause.CHANGING_VALUE, text, None, fix)

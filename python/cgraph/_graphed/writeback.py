@@ -161,27 +161,17 @@ def reason_beside(
     names, spans = call.names, [_span(one) for one in call.tensors]
     for place, (begin, end) in enumerate(spans):
         if _touches(writes, begin, end):
-            return Reason(
-                Cause.OVERLAP,
-                f"{names[place]} shares memory with a tensor that the function writes",
-            )
+            return _overlap(f"{names[place]} shares memory with a tensor that the function writes")
     for place in mutated:
+        name = names[place]
         if _torch.overlaps_itself(call.tensors[place]):
-            return Reason(
-                Cause.OVERLAP, f"{names[place]} is written, and its elements share memory"
-            )
+            return _overlap(f"{name} is written, and its elements share memory")
         begin, end = spans[place]
         if _touches([*takes, *statics.values()], begin, end):
-            return Reason(
-                Cause.OVERLAP,
-                f"{names[place]} is written, and shares memory with what the function reads",
-            )
+            return _overlap(f"{name} is written, and shares memory with what the function reads")
         for other, (first, last) in enumerate(spans):
             if other != place and first < end and begin < last:
-                return Reason(
-                    Cause.OVERLAP,
-                    f"{names[other]} shares memory with {names[place]}, which is written",
-                )
+                return _overlap(f"{names[other]} shares memory with {name}, which is written")
     return None
 
 

@@ -250,7 +250,8 @@ def _dump(folder: Path, *, traced: torch.fx.GraphModule, split: torch.fx.GraphMo
             path.parent.mkdir(parents=True, exist_ok=True)
             write_file(path, text.encode())
         except OSError as error:
-            reason = Reason(Cause.COMPILE_CACHE, f"{path} cannot be written: {error}")
+            fix = "give dump= a folder that can be written"
+            reason = Reason(Cause.COMPILE_CACHE, f"{path} cannot be written: {error}", None, fix)
             reason.warn(kind=CgraphWarning)
         else:
             _log.info("%s has the code of the graph", path)

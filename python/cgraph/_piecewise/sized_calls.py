@@ -205,6 +205,7 @@ class SizedCalls:
         """Capture no size of the model any more."""
         for size in self._sizes.values():
             size.refused = reason
+        _log.info("calls run without a graph: %s", reason)
         reason.warn("Calls run without a graph")
 
     def _refused(
@@ -252,6 +253,7 @@ class SizedCalls:
         text = f"{name} is another tensor than at the capture, or has other memory"
         fix = "write into that one, or call clear() to capture anew"
         found.refused = Reason(Cause.MOVING_WEIGHTS, text, None, fix)
+        _log.info("a call of size %d runs without a graph: %s", found.size, found.refused)
         found.refused.warn(f"A call of size {found.size} runs without a graph")
 
 

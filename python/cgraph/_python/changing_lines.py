@@ -1,18 +1,17 @@
-"""The lines of code that change a place, found in the code by its name."""
+"""The lines of code that change a place, found in the source by its name."""
 
 from __future__ import annotations
 
-import dis
+import ast
+import linecache
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from types import CodeType
 
 from cgraph._source import is_omitted
 
 __all__ = ["line_that_changes"]
 
-_STORES = ("STORE_ATTR", "STORE_GLOBAL", "STORE_NAME", "STORE_DEREF", "DELETE_ATTR")
-_ITEMS = ("STORE_SUBSCR", "DELETE_SUBSCR")
 # Methods of Python's containers that change them.
 _METHODS = frozenset(
     "add append appendleft clear discard extend insert pop popitem popleft remove reverse rotate"
@@ -24,29 +23,60 @@ def line_that_changes(name: str, codes: Iterable[CodeType]) -> str | None:
     """Return the first line of a user's code that assigns to a place or changes what is there.
 
     Args:
-        name: The name of the place, as ``seen``, ``self.count`` or ``state['step']``.
+        name: The name of the place, as ``seen``, ``model.count`` or ``state['step']``.
         codes: The code that ran.
 
     Returns:
-        The line as ``file:line``; None if none names the place.
+        The line as ``file:line``. None if none names the place, or if several lines may be meant,
+        as an object may have another name there.
     """
-    # Items are changed through what holds them.
-    known = re.sub(r"\[.*?\]|\(.*?\)", "", name).split(".")[-1]
-    for code in codes:
-        if not is_omitted(code.co_filename) and (line := _line_in(code, known)) is not None:
-            return f"{code.co_filename}:{line}"
-    return None
+    wanted = re.sub(r"\[.*?\]|\(.*?\)", "", name)
+    users = [code for code in codes if not is_omitted(code.co_filename)]
+    changes = [(path, f"{one.co_filename}:{line}") for one in users for path, line in _changes(one)]
+    exact = [line for path, line in changes if path == wanted]
+    if exact:
+        return exact[0]
+    # A method calls its object self.
+    end = f".{wanted.rpartition('.')[2]}"
+    alike = {line for path, line in changes if "." in wanted and path.endswith(end)}
+    return alike.pop() if len(alike) == 1 else None
 
 
-def _line_in(code: CodeType, name: str) -> int | None:
-    loaded: int | None = None
-    line, lines = code.co_firstlineno, dict(dis.findlinestarts(code))
-    for one in dis.get_instructions(code):
-        line = lines.get(one.offset) or line
-        if one.argval == name:
-            if one.opname in _STORES:
-                return line
-            loaded = line
-        elif loaded == line and (one.opname in _ITEMS or one.argval in _METHODS):
-            return line
-    return None
+def _changes(code: CodeType) -> Iterator[tuple[str, int]]:
+    """List what code changes, by its dotted name without items, and the lines where it does."""
+    lines = {line for *_, line in code.co_lines() if line is not None}
+    own = {*code.co_varnames}
+    try:
+        tree = ast.parse("".join(linecache.getlines(code.co_filename)))
+    except (SyntaxError, ValueError):  # no Python, as a notebook's line with a magic
+        return
+    for node in ast.walk(tree):
+        if getattr(node, "lineno", None) not in lines:
+            continue
+        for target in _targets(node):
+            path = _path(target)
+            # A plain name of the function's own is no place.
+            if path is not None and not (isinstance(target, ast.Name) and path in own):
+                yield path, node.lineno  # type: ignore[attr-defined]
+
+
+def _targets(node: ast.AST) -> Iterator[ast.expr]:
+    """List the expressions that a statement or a call changes."""
+    if isinstance(node, ast.Assign | ast.Delete):
+        for one in node.targets:
+            yield from one.elts if isinstance(one, ast.Tuple | ast.List) else [one]
+    elif isinstance(node, ast.AugAssign | ast.AnnAssign | ast.NamedExpr | ast.For):
+        yield node.target
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        if node.func.attr in _METHODS:
+            yield node.func.value
+
+
+def _path(node: ast.expr) -> str | None:
+    """Return the dotted name of an expression, without items; None if it has none."""
+    if isinstance(node, ast.Subscript | ast.Starred):
+        return _path(node.value)
+    if isinstance(node, ast.Attribute):
+        before = _path(node.value)
+        return None if before is None else f"{before}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else None

@@ -74,7 +74,7 @@ def recorded_frames(entry: dict[str, Any]) -> tuple[str, ...]:
     return tuple(
         f"{one['filename']}:{one['line']} {one['name']}"
         for one in reversed(entry.get("frames", ()))
-        if one["line"] and not is_omitted(one["filename"])
+        if one["filename"].endswith(".py") and not is_omitted(one["filename"])
     )
 
 

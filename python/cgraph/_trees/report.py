@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from cgraph import _torch
 from cgraph._text import in_units, plural, printable, table
@@ -14,6 +15,7 @@ from cgraph._trees.trees import all_trees
 
 __all__ = ["TreeFunctionReport", "TreeNodeReport", "TreeReport", "TreesReport", "report"]
 
+_Nodes: TypeAlias = Sequence[tuple[int, int | None, int, Node]]
 _HEAD = ("function", "mode", "graphs", "replays", "eager calls")
 
 
@@ -167,7 +169,7 @@ def report() -> TreesReport:
             counts = len(own), replays, eager, *moved, copied, moving
             found.append(TreeFunctionReport(*place, *counts))
         if nodes:
-            described.append(_described(device, tree))
+            described.append(_described(device, tree, nodes))
     return TreesReport(tuple(found), tuple(skips), tuple(described))
 
 
@@ -184,31 +186,31 @@ def _nothing(frames: int) -> str:
     )
 
 
-def _described(device: int, tree: GraphTree) -> TreeReport:
+def _described(device: int, tree: GraphTree, nodes: _Nodes) -> TreeReport:
     # A node comes behind its parent.
     depths: dict[int | None, int] = {None: 0}
     roots = 0
-    for number, parent, _, _ in tree.nodes:
+    for number, parent, _, _ in nodes:
         depths[number] = depths[parent] + 1
         roots += parent is None
     return TreeReport(
         device,
         roots,
-        len(tree.nodes),
+        len(nodes),
         max(depths.values()),
         tree.held_outputs,
         tree.has_pending_backward,
         tree.reserved_bytes,
-        sum(node.kept_bytes for *_, node in tree.nodes),
-        tuple(_calls(tree)),
+        sum(node.kept_bytes for *_, node in nodes),
+        tuple(_calls(tree, nodes)),
     )
 
 
-def _calls(tree: GraphTree) -> Iterator[TreeNodeReport]:
+def _calls(tree: GraphTree, nodes: _Nodes) -> Iterator[TreeNodeReport]:
     """List the recorded calls of a tree."""
     said = {one.id: one.description for one in tree.functions}
-    places = {number: place for place, (number, *_) in enumerate(tree.nodes)}
-    for _, parent, of, node in tree.nodes:
+    places = {number: place for place, (number, *_) in enumerate(nodes)}
+    for _, parent, of, node in nodes:
         known = said.get(of)
         yield TreeNodeReport(
             "a function that is gone" if known is None else known.name,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 
 import torch
@@ -12,6 +13,8 @@ from cgraph._trees.options import TreeOptions
 from cgraph.causes import Cause
 
 __all__ = ["EAGER", "forget_skips", "note_skip", "skip", "skip_without_gpu", "skips"]
+
+_log = logging.getLogger("cgraph.trees")
 
 skips: list[tuple[str, str]] = []
 """Compiled graphs, or parts of them, that are not captured: the name and the reason."""
@@ -72,6 +75,7 @@ def skip(name: str, reason: Reason, options: TreeOptions, *, is_counted: bool = 
         raise said.error(f"{name} is not captured, and the options say strict")
     if not is_told:
         _told.add((name, reason.text))
+        _log.info("%s runs without a graph: %s", name, reason)
         said.warn(f"{name} runs without a graph")
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any, TypeAlias
 
 from cgraph._text import in_units
-from cgraph.timeline import Timeline
+from cgraph.timeline import Span, Timeline
 
-__all__ = ["NamedAddress", "addresses_of", "owner_of"]
+__all__ = ["NamedAddress", "Owners", "addresses_of"]
 
 NamedAddress: TypeAlias = tuple[str | None, int, int, int]
 """A node's name, an address, and start and bytes of the allocation that it lies in."""
@@ -40,14 +41,31 @@ def addresses_of(
     return known
 
 
-def owner_of(address: int, timeline: Timeline | None) -> str:
-    """Return the origins of the blocks at an address, the latest first; empty if none is known."""
-    spans = () if timeline is None else timeline.spans
-    here = [one for one in spans if one.address <= address < one.address + one.bytes]
-    names = [one.label or f"a block of {in_units(one.bytes)}" for one in reversed(here)]
-    unique = [*dict.fromkeys(names)]
-    more = f" and {len(unique) - 3} more" if len(unique) > 3 else ""
-    return f": {', '.join(unique[:3])}{more}" if unique else ""
+class Owners:
+    """The blocks of a timeline, by address.
+
+    Args:
+        timeline: The timeline; None if no blocks were recorded.
+    """
+
+    def __init__(self, timeline: Timeline | None) -> None:
+        self._spans = defaultdict[int, list[Span]](list)
+        for span in () if timeline is None else timeline.spans:
+            for part in range(span.address // _PART, (span.address + span.bytes) // _PART + 1):
+                self._spans[part].append(span)
+
+    def of(self, address: int) -> str:
+        """Return the origins of the blocks at an address, the latest first; empty without any."""
+        near = self._spans.get(address // _PART, ())
+        here = [one for one in near if one.address <= address < one.address + one.bytes]
+        names = [one.label or f"a block of {in_units(one.bytes)}" for one in reversed(here)]
+        unique = [*dict.fromkeys(names)]
+        more = f" and {len(unique) - 3} more" if len(unique) > 3 else ""
+        return f": {', '.join(unique[:3])}{more}" if unique else ""
+
+
+# Bytes of the parts of memory that blocks are looked for in.
+_PART = 1 << 20
 
 
 def _name(node: Mapping[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -9,6 +10,9 @@ from cgraph._viewer.nodes import Node
 from cgraph.timeline import Span, Timeline
 
 __all__ = ["memory_snapshot", "trace_events"]
+
+# A line of Python, as ``file:line function``.
+_FRAME = re.compile(r"(.*?):(\d+) (.*)", re.DOTALL)
 
 _PROCESS = 1
 _ARGUMENTS = ("operator", "kernel", "module", "source", "grid", "block", "bytes")
@@ -152,8 +156,8 @@ def _frames(span: Span) -> list[dict[str, Any]]:
     """Return the stack of a block as torch has it, the innermost first."""
     lines = []
     for frame in reversed(span.frames):
-        place, _, name = frame.rpartition(" ")
-        file, _, line = place.rpartition(":")
-        lines.append({"filename": file, "line": int(line), "name": name})
+        if (found := _FRAME.fullmatch(frame)) is not None:
+            file, line, name = found.groups()
+            lines.append({"filename": file, "line": int(line), "name": name})
     label = [{"filename": span.label, "line": 0, "name": ""}] if span.label else []
     return label + lines

@@ -23,7 +23,7 @@ class GraphView {
       node.sought = [node.title, ...said].join("\n").toLowerCase();
     });
     this.nodes.forEach((node, i) => node.d.forEach((before) => this.nodes[before].behind.push(i)));
-    this.most = this.measures.map((_, i) => Math.max(...this.nodes.map((n) => n.m[i - 1] || 0), 1));
+    this.most = this.measures.map((_, i) => this.nodes.reduce((most, n) => Math.max(most, n.m[i - 1] || 0), 1));
     this.prepare(this.root, null);
     this.root.isOpen = true;
     this.closeDeep();
@@ -53,7 +53,7 @@ class GraphView {
   // Close the deepest modules of a large graph, so that its first picture can be read.
   closeDeep() {
     const groups = this.groups();
-    for (let depth = Math.max(...groups.map(([, d]) => d)); depth > 1; depth--) {
+    for (let depth = groups.reduce((most, [, d]) => Math.max(most, d), 0); depth > 1; depth--) {
       this.arrange(800);
       if (this.boxes.length <= 500) return;
       for (const [item, d] of groups) if (d === depth && item.i) item.isOpen = false;

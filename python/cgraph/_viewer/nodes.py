@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from cgraph import _torch, picture
 from cgraph._text import in_units, plural, short_place
-from cgraph._viewer.addresses import NamedAddress, addresses_of, owner_of
+from cgraph._viewer.addresses import NamedAddress, Owners, addresses_of
 from cgraph.labels import Label
 from cgraph.timeline import Timeline
 
@@ -97,9 +97,9 @@ def nodes_of(
     before: list[list[int]] = [[] for _ in data["nodes"]]
     for edge in data["edges"]:
         before[edge["to"]].append(edge["from"])
-    named = addresses_of(data["nodes"], addresses)
+    named, owners = addresses_of(data["nodes"], addresses), Owners(timeline)
     return [
-        _node(one, labels.get(one.get("handle", 0)), sorted(set(depends)), touched, timeline)
+        _node(one, labels.get(one.get("handle", 0)), sorted(set(depends)), touched, owners)
         for one, depends, touched in zip(data["nodes"], before, named, strict=True)
     ]
 
@@ -130,7 +130,7 @@ def _node(
     label: Label | None,
     depends: list[int],
     touched: Sequence[tuple[int, int, int]],
-    timeline: Timeline | None,
+    owners: Owners,
 ) -> Node:
     operator = None if label is None else label.operator
     name = operator or data.get("name")
@@ -154,7 +154,7 @@ def _node(
         path=_path(label),
         depends=depends,
         measures=measures,
-        facts=[*_facts(data, label), *_ranges(data, touched, timeline)],
+        facts=[*_facts(data, label), *_ranges(data, touched, owners)],
         # The shape says nothing of sizes: layers of different widths are equal.
         shape=f"{operator or ''}|{_short_name(data['name']) if data.get('name') else ''}"
         f"|{data['kind']}",
@@ -210,14 +210,14 @@ def _dim(dim: Mapping[str, int] | None) -> str | None:
 def _ranges(
     data: Mapping[str, Any],
     touched: Sequence[tuple[int, int, int]],
-    timeline: Timeline | None,
+    owners: Owners,
 ) -> list[tuple[str, str]]:
     """Return the memory that a node names, with its owners where they are known."""
     lines = []
     for key in ("dst", "src", "address"):
         if data.get(key):
-            lines.append(f"{key} {data[key]:#x}{owner_of(data[key], timeline)}")
+            lines.append(f"{key} {data[key]:#x}{owners.of(data[key])}")
     for address, base, size in touched:
         place = f"{address:#x} in {in_units(size)} at {base:#x}"
-        lines.append(f"{place}{owner_of(address, timeline)}")
+        lines.append(f"{place}{owners.of(address)}")
     return [("memory", "\n".join(lines))] if lines else []
