@@ -91,10 +91,10 @@ def test_a_host_read_is_told_with_its_line(lab: Lab) -> None:
 
 def test_a_branch_on_a_value_is_told_with_torch_where(lab: Lab) -> None:
     assert told_of(clipped, fresh(lab, 3)) == (
-        f"{line_of(clipped, 1)} `if x.sum().item() > 100:`: aten.item cannot be captured, as it lets a"
-        " value on the device decide in Python, which waits for the device. clipped runs eagerly"
-        " for (x: float32[3], grad). Fix: choose on the device with torch.where, or decide outside"
-        " and capture each case; or mark the work with @cgraph.eager_break"
+        f"{line_of(clipped, 1)} `if x.sum().item() > 100:`: aten.item cannot be captured, as it"
+        " lets a value on the device decide in Python, which waits for the device. clipped runs"
+        " eagerly for (x: float32[3], grad). Fix: choose on the device with torch.where, or decide"
+        " outside and capture each case; or mark the work with @cgraph.eager_break"
     )
 
 

@@ -242,9 +242,8 @@ def test_captures_with_other_attributes_are_replayed_by_the_engine_with_one_line
         for _ in range(3):
             Other().replay()
     assert len(ran) == 3
-    effect, left_alone = [
-        one.getMessage() for one in caplog.records if one.name.startswith("cgraph")
-    ]
+    own = [one.getMessage() for one in caplog.records if one.name.startswith("cgraph")]
+    effect, left_alone = own
     assert effect == "torch's CUDA graphs are cgraph's, as CGRAPH_VLLM=1 says"
     assert "no attribute 'segments'" in left_alone
 

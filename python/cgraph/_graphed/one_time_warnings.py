@@ -44,11 +44,14 @@ class OneTimeWarnings:
         """
         if reason is None:
             return
+        raises, identity = self._raises and counts, (key.text, reason.text)
+        if identity in self._logged and not raises:
+            return
         effect = f"{self._name} runs eagerly for ({key.text})"
-        if (key.text, reason.text) not in self._logged:
-            self._logged.add((key.text, reason.text))
+        if identity not in self._logged:
+            self._logged.add(identity)
             _log.info("%s", reason.told(effect))
-        if self._raises and counts:
+        if raises:
             raise reason.error(f"{self._name} cannot be captured for ({key.text})")
         self._say((reason.cause, reason.line), reason, EagerWarning, effect)
 
