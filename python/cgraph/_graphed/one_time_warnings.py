@@ -53,7 +53,7 @@ class OneTimeWarnings:
             _log.info("%s", reason.told(effect))
         if raises:
             raise reason.error(f"{self._name} cannot be captured for ({key.text})")
-        self._say((reason.cause, reason.line), reason, EagerWarning, effect)
+        self._say(reason, EagerWarning, effect)
 
     def of_places(self, stopped: str | None) -> None:
         """Warn that places from the one of this name on are not compared; not if it is None."""
@@ -67,7 +67,7 @@ class OneTimeWarnings:
             "keep large tables in a tensor, or exclude them from the guards:"
             f" guards={{{stopped.partition('[')[0]!r}: False}}"
         )
-        self._say("places", Reason(Cause.MANY_PLACES, text, None, fix), PlacesWarning)
+        self._say(Reason(Cause.MANY_PLACES, text, None, fix), PlacesWarning)
 
     def of_held(self) -> None:
         """Warn that a static result is still held."""
@@ -75,11 +75,11 @@ class OneTimeWarnings:
             f"a result of {self._name} from the last call but one is still held, and each call"
             " overwrites it"
         )
-        self._say("held", Reason(Cause.HELD_RESULT, text, user_line()), ResultWarning)
+        self._say(Reason(Cause.HELD_RESULT, text, user_line()), ResultWarning)
 
-    def _say(
-        self, what: object, reason: Reason, kind: type[CgraphWarning], effect: str = ""
-    ) -> None:
-        if what not in self._told:
-            self._told.add(what)
+    def _say(self, reason: Reason, kind: type[CgraphWarning], effect: str = "") -> None:
+        """Warn, unless the same text, or the same cause at the same line, was told before."""
+        about = {reason.text, (reason.cause, reason.line)}
+        if not about & self._told:
             reason.warn(effect, kind)
+        self._told |= about
