@@ -1,14 +1,19 @@
-"""CUDA graphs for PyTorch: the names of ``torch.cuda``, on a Rust core.
+"""CUDA graphs for PyTorch: functions that are replays, and the names of ``torch.cuda``.
 
 >>> import torch, cgraph
+>>> @cgraph.graphed
+... def step(x):
+...     return (x * 2).sum()
 >>> with cgraph.sim.use():  # without a GPU; leave it out to use CUDA
-...     x, graph = torch.ones(4), cgraph.CUDAGraph()
-...     with cgraph.graph(graph):
-...         y = x * 2
-...     _ = x.fill_(21)
-...     graph.replay()
-...     print(y)
-tensor([42., 42., 42., 42.])
+...     for n in range(3):
+...         y = step(torch.full((4,), float(n)))
+...     print(y, step.report().replays)
+tensor(16.) 2
+
+Take ``graphed`` for functions and modules, ``torch.compile(backend="cgraph")`` for compiled ones,
+``GraphLadder`` and ``piecewise`` for servers, ``CUDAGraph`` and ``graph`` for captures by hand,
+``patch_torch`` for code that uses torch's; ``explain``, ``report``, ``memory`` and ``view`` to see
+what they do.
 """
 
 import atexit as _atexit

@@ -116,10 +116,10 @@ class Cause(Enum):
         "call the function once before the capture, in the same thread",
     )
     PYTHON_STATE = _frozen(
-        "changes values of Python, which no replay of a CUDAGraph does; those of graphed assign to"
-        " attributes and to items of dictionaries, and do nothing else",
-        "keep it in a tensor that is written in place, or change it outside of the call;"
-        " side_effects= lets replays of graphed skip a change that nothing reads",
+        "changes a value of Python in the capture only: no replay does it again, but for attributes"
+        " and items of dictionaries, to which replays of graphed assign",
+        "return the value and change it after the call, or keep it in a tensor that is written in"
+        " place; side_effects= lets graphed skip changes of plain values that nothing reads",
     )
     PRINT = _frozen("prints: replays print nothing", "print after the replay")
     UNKNOWN = _refused(
@@ -310,6 +310,11 @@ class Cause(Enum):
     COMPILE_CACHE = _told(
         "cannot use files with compiled pieces, which are compiled anew",
         "remove the file, or let CGRAPH_CACHE_DIR be a folder that only this user can write",
+    )
+    MANY_SHAPES = _told(
+        "has a tensor of another shape in each call, each of which needs a graph of its own",
+        "give sizes= so that calls share graphs, or write into a tensor of one size, with"
+        " cache.index_copy_(dim, position, new) and a position of shape [1]",
     )
     HELD_RESULT = _told(
         "overwrites a result of the last call but one, which is still held",

@@ -24,6 +24,7 @@ from cgraph import _core, _driver
 from cgraph._captures.busy import busy
 from cgraph._explanation.findings import Finding, Log
 from cgraph._python.assignments import Assignments
+from cgraph._python.changing_lines import line_that_changes
 from cgraph._python.guards import Guards
 from cgraph._python.libraries import is_library_module
 from cgraph._python.named_objects import named_by
@@ -144,15 +145,18 @@ def explain(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Expla
         # Libraries load parts of themselves.
         is_module = isinstance(change.target.holder, types.ModuleType)
         if not (is_module and is_library_module(change.target.holder)):
-            log.add(Cause.PYTHON_STATE, change.target.name, _begin_of(function))
+            log.add(Cause.PYTHON_STATE, change.target.name, _line_of(change.target.name, function))
     return Explanation(log.findings(), result)
 
 
-def _begin_of(function: Callable[..., Any]) -> tuple[str, int]:
-    """Return the file and the first line of a function; nothing for what has no code."""
+def _line_of(name: str, function: Callable[..., Any]) -> tuple[str, int]:
+    """Return the line of a function that changes a place, or its first; nothing without code."""
     inner = getattr(function, "forward", function)
     code = getattr(inspect.unwrap(getattr(inner, "__func__", inner)), "__code__", None)
-    return ("", 0) if code is None else (code.co_filename, code.co_firstlineno)
+    if code is None:
+        return "", 0
+    file, _, line = (line_that_changes(name, [code]) or "").rpartition(":")
+    return (file, int(line)) if line else (code.co_filename, code.co_firstlineno)
 
 
 def _short(source: str) -> str:

@@ -254,7 +254,10 @@ def _timeline(what: object) -> Timeline:
         pool = MemPool.of(what)
         name, timeline = pool.name, pool._timeline
     else:
-        raise ArgumentError(f"what is {shown(what):.80}, expected {_KINDS}")
+        text = f"what is {shown(what):.80}, expected {_KINDS}"
+        if callable(what):
+            text += ". Fix: capture a call with cgraph.graph, or cgraph draw file.py:function"
+        raise ArgumentError(text)
     if timeline is None:
         raise StateError(f"view() of {name}, whose blocks were not recorded. {_RECORD}")
     return timeline

@@ -121,9 +121,9 @@ def test_a_list_that_grows_is_told_with_the_line_that_changes_it(lab: Lab) -> No
     seen.clear()
     assert told_of(noted, fresh(lab, 3)) == (
         f"{line_of(noted, 1)} `seen.append(x.shape[0])`: the function changes seen: it has other"
-        " items or attributes. noted runs eagerly for (x: float32[3], grad). Fix: keep it in a"
-        " tensor that is written in place, or change it outside of the call; side_effects= lets"
-        " replays of graphed skip a change that nothing reads"
+        " items or attributes. noted runs eagerly for (x: float32[3], grad). Fix: return the"
+        " value and change it after the call, or keep it in a tensor that is written in place;"
+        " side_effects= lets graphed skip changes of plain values that nothing reads"
     )
 
 
@@ -145,9 +145,31 @@ def test_a_cache_that_grows_is_told_to_have_one_size(
     assert told_of(cached, fresh(lab, 3)) == (
         f"{line_of(cached, 2)} `cache = torch.cat([cache.to(x.device), x])`: cache had a new value"
         " in 8 calls in a row (now float32[33]). cached runs eagerly for (x: float32[3], grad)."
-        " Fix: keep it in a tensor of one size that is written in place, as cache[position] = new:"
-        " each other shape needs a graph of its own"
+        " Fix: write into a tensor of one size, with cache.index_copy_(dim, position, new) and a"
+        " position of shape [1]: each other shape needs a graph of its own"
     )
+
+
+def test_an_argument_with_a_new_shape_in_each_call_is_told_once(lab: Lab) -> None:
+    graphed, grown = cgraph.graphed(lambda x: x * 2), fresh(lab, 1)
+    with pytest.warns(EagerWarning) as caught:
+        for _ in range(40):
+            grown = torch.cat([graphed(grown), fresh(lab, 1)])
+    [warning] = caught
+    assert isinstance(warning.message, EagerWarning)
+    assert warning.message.cause is Cause.MANY_SHAPES
+    assert re.search(
+        r"x had a new shape in 16 calls in a row \(now float32\[17\]\), and no call was a replay\."
+        r" \S+ is never replayed\. Fix: give sizes= .* cache\.index_copy_",
+        str(warning.message),
+    )
+
+
+def test_new_shapes_between_replays_are_not_told_of(lab: Lab) -> None:
+    graphed = cgraph.graphed(lambda x: x * 2)
+    for rows in range(1, 40):
+        for length in (rows, 1):
+            graphed(fresh(lab, length))
 
 
 def test_a_tensor_on_the_host_is_told_with_its_name(lab: Lab) -> None:
@@ -182,7 +204,7 @@ def test_a_compiled_function_without_a_gpu_is_told_of_the_simulator(
         assert torch.equal(fast(torch.ones(3)), torch.full((3,), 2.0))
     [warning] = [one for one in caught if issubclass(one.category, EagerWarning)]
     assert re.fullmatch(
-        r"skipping cudagraphs due to tensors on the host: there is no GPU\. <lambda>"
+        r"skipping cudagraphs due to no GPU: tensors are on the host\. <lambda>"
         r" \(test_messages\.py:\d+\) runs without a graph\. Fix: to work without a GPU, choose the"
         r" simulator by name: CGRAPH_DRIVER=sim, or cgraph\.sim\.use\(\) \(cgraph why CG-NO-GPU\)",
         str(warning.message),
@@ -279,7 +301,7 @@ def test_a_cause_that_changes_its_values_is_told_once(lab: Lab) -> None:
         kept[0] = torch.cat([kept[0], x])
         return kept[0].sum()
 
-    assert "keep it in a tensor of one size" in told_of(appended, fresh(lab, 3))
+    assert "write into a tensor of one size" in told_of(appended, fresh(lab, 3))
 
 
 def test_a_pickled_error_has_its_cause_by_name() -> None:

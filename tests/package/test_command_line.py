@@ -130,6 +130,12 @@ def test_the_doctor_knows_faults_of_drivers(
     assert len(wrong) == count
 
 
+def test_missing_arguments_are_an_error_with_the_option() -> None:
+    for name in ("explain", "draw", "bench"):
+        found = command(name, "mine.py:reads", width=200)
+        assert found.exit_code == 2 and "--args NAME" in found.output, found.output
+
+
 def test_why_has_the_page_of_a_code_and_a_table_of_all() -> None:
     page = command("why", "cg-print").output
     assert "CG-PRINT" in page and "print after the replay" in page and "graphed" in page

@@ -94,7 +94,10 @@ def why(code: str | None) -> None:
     """Explain a code of a message, as CG-HOST-READ, with an example; all codes without one."""
     console = Console()
     if code is None:
-        table = Table("code", "what happens", "what to do", box=None, padding=(0, 1))
+        table = Table(box=None, padding=(0, 1))
+        for name in ("code", "what happens", "what to do"):
+            # Names are to be typed: none is cut.
+            table.add_column(name, overflow="fold")
         for one in Cause:
             table.add_row(one.code, f"it {one.what}", one.fix)
         console.print(table)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import runpy
 import sys
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from inspect import ismodule
 from pathlib import Path
 from typing import Any
 
+from cgraph._text import plural
 from cgraph.errors import ArgumentError
 
 __all__ = ["Target", "named"]
@@ -31,6 +33,18 @@ class Target:
         """Call the function."""
         return self.function(*self.args)
 
+    def require_args(self) -> None:
+        """Raise an error that names the option if the function cannot have these arguments."""
+        try:
+            inspect.signature(self.function).bind(*self.args)
+        except TypeError as error:
+            raise ArgumentError(
+                f"{self.name} with {plural(len(self.args), 'argument')}: {error}. Fix: give its"
+                " arguments by their name in the same module: --args NAME"
+            ) from None
+        except ValueError:  # it has no signature
+            return
+
 
 def named(place: str, args: str | None = None) -> Target:
     """Return what ``module:function`` or ``file.py:function`` names.
@@ -41,7 +55,7 @@ def named(place: str, args: str | None = None) -> Target:
             that returns either. By default there are none.
 
     Raises:
-        ArgumentError: There is no such module, function or name.
+        ArgumentError: There is no such module, function or name, or arguments are missing.
     """
     where, colon, name = place.rpartition(":")
     if not colon or not name:
@@ -55,7 +69,9 @@ def named(place: str, args: str | None = None) -> Target:
     if args is not None and callable(given) and not hasattr(given, "untyped_storage"):
         given = given()
     taken = tuple(given) if isinstance(given, (tuple, list)) else (given,)
-    return Target(function, taken, name)
+    target = Target(function, taken, name)
+    target.require_args()
+    return target
 
 
 def _names_of(where: str) -> dict[str, Any]:

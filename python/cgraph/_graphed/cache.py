@@ -15,11 +15,14 @@ from cgraph._python.guards import Change
 from cgraph._python.values import as_key
 from cgraph._reason import Reason
 from cgraph._text import plural, shown
+from cgraph.causes import Cause
 
 __all__ = ["Family", "Keys"]
 
 # A place that held a new value in so many calls in a row is not part of keys any longer.
 _NEW_IN_A_ROW = 8
+# A tensor that had a new shape in so many calls in a row, none of them a replay, is told of.
+_SHAPES_IN_A_ROW = 16
 # Number of keys without a graph that are remembered.
 _WITHOUT_GRAPH = 256
 # Number of calls whose backward passes are to come that have a graph each.
@@ -76,6 +79,7 @@ class Keys:
 
     Attributes:
         various: The names of places and arguments with too many values, with the reason.
+        many_shapes: A warning about calls that have only new shapes; None if there is none.
     """
 
     def __init__(self, options: Options, dispatcher: _core.Dispatcher) -> None:
@@ -83,8 +87,13 @@ class Keys:
         self._dispatcher = dispatcher
         self._families: dict[Hashable, Family] = {}
         self.various: dict[str, Reason] = {}
+        self.many_shapes: Reason | None = None
         self._values: dict[str, set[Hashable]] = {}
         self._new_in_a_row: Counter[str] = Counter()
+        # The tensors of the last new family, how often in a row they had new shapes, and the
+        # replays until then.
+        self._shapes: dict[str, str] = {}
+        self._shapes_in_a_row = self._replays_at_shapes = 0
         # The counts of keys that are forgotten.
         self._forgotten: dict[str, float] = {}
         # Keys by the reason.
@@ -137,8 +146,22 @@ class Keys:
             elif as_key(before.get(name)) != as_key(value) and self._is_various(name, value):
                 return Family(), name
         found = self._families[identity] = Family()
+        self._note_shapes(call)
         self._forget_old()
         return found, None
+
+    def _note_shapes(self, call: Call) -> None:
+        """Note the shapes of a new family, and whether only new ones have come for long."""
+        replays = sum(key.replays for key in self)
+        shapes = {one.name: one.words for one in call.leaves if one.kind in ("tensor", "static")}
+        new = [name for name in shapes if self._shapes.get(name, shapes[name]) != shapes[name]]
+        is_in_a_row = bool(new) and replays == self._replays_at_shapes
+        self._shapes_in_a_row = self._shapes_in_a_row + 1 if is_in_a_row else 0
+        self._shapes, self._replays_at_shapes = shapes, replays
+        if self._shapes_in_a_row == _SHAPES_IN_A_ROW:
+            count = f"{_SHAPES_IN_A_ROW} calls in a row (now {shapes[new[0]]})"
+            text = f"{new[0]} had a new shape in {count}, and no call was a replay"
+            self.many_shapes = Reason(Cause.MANY_SHAPES, text)
 
     def find(self, family: Family, call: Call) -> tuple[Key | None, list[Change], str | None]:
         """Find the key of a call; None if it needs a new one.
@@ -216,6 +239,7 @@ class Keys:
         self._new_in_a_row.clear()
         self._last_arguments.clear()
         self._eager.clear()
+        self.many_shapes, self._shapes_in_a_row = None, 0
         for key in keys:
             self.drop(key)
         for key in known:

@@ -132,6 +132,7 @@ class Answers:
         family, various = self.keys.family(call)
         if various is not None:
             return self._various(call, eager, various)
+        self.warnings.of_shapes(self.keys.many_shapes)
         call = family.with_statics(call)
         key, changes, various = self.keys.find(family, call)
         if various is not None:

@@ -69,6 +69,11 @@ class OneTimeWarnings:
         )
         self._say(Reason(Cause.MANY_PLACES, text, None, fix), PlacesWarning)
 
+    def of_shapes(self, reason: Reason | None) -> None:
+        """Warn that calls have only new shapes; not if there is no reason to."""
+        if reason is not None and reason.text not in self._told:
+            self._say(reason.at(user_line()), EagerWarning, f"{self._name} is never replayed")
+
     def of_held(self) -> None:
         """Warn that a static result is still held."""
         text = (

@@ -31,8 +31,8 @@ __all__ = [
 
 
 ONE_SIZE = (
-    "keep it in a tensor of one size that is written in place, as cache[position] = new: each other"
-    " shape needs a graph of its own"
+    "write into a tensor of one size, with cache.index_copy_(dim, position, new) and a position of"
+    " shape [1]: each other shape needs a graph of its own"
 )
 """The fix of a place whose tensor has another shape in each call."""
 

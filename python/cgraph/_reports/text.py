@@ -24,7 +24,10 @@ HEAD = (
 )
 """The columns of a function's table."""
 
-_NOTHING = "No function is graphed yet: decorate one with @cgraph.graphed."
+_NOTHING = (
+    "No function is graphed yet: decorate one with @cgraph.graphed. Compiled functions are in"
+    " cgraph.trees.report()."
+)
 _NOT_CALLED = "It was not called yet."
 
 

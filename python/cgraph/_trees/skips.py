@@ -83,7 +83,7 @@ def skip_without_gpu(name: str, options: TreeOptions) -> bool:
     """Tell that a function gets no graphs as there is no GPU; return whether that is so."""
     if _driver.current().device_type == "cpu" or torch.cuda.is_available():
         return False
-    reason = Reason(Cause.NO_GPU, "tensors on the host: there is no GPU")
+    reason = Reason(Cause.NO_GPU, "no GPU: tensors are on the host")
     note_skip(name, reason.text)
     skip(name, reason, options)
     return True
