@@ -7,7 +7,10 @@ import pytest
 import cgraph
 from lab import Lab, fresh
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*runs eagerly:cgraph.errors.EagerWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*runs eagerly:cgraph.errors.EagerWarning"),
+    pytest.mark.filterwarnings("ignore:.*had a new shape:cgraph.errors.EagerWarning"),
+]
 
 
 def counted(name: str, function: str) -> float:

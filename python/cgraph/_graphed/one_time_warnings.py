@@ -72,7 +72,9 @@ class OneTimeWarnings:
     def of_shapes(self, reason: Reason | None) -> None:
         """Warn that calls have only new shapes; not if there is no reason to."""
         if reason is not None and reason.text not in self._told:
-            self._say(reason.at(user_line()), EagerWarning, f"{self._name} is never replayed")
+            self._say(
+                reason.at(user_line()), EagerWarning, f"Each of them ran {self._name} eagerly"
+            )
 
     def of_held(self) -> None:
         """Warn that a static result is still held."""

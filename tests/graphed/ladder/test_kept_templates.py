@@ -75,6 +75,7 @@ def test_keys_without_a_graph_are_forgotten_when_there_are_many(lab: Lab) -> Non
             assert torch.equal(graphed(x, factor), scaled(x, factor))
 
 
+@pytest.mark.filterwarnings("ignore:.*had a new shape:cgraph.errors.EagerWarning")
 def test_evicted_keys_are_forgotten_when_there_are_many(sim: Lab) -> None:
     graphed = cgraph.graphed(lambda x: x * 2, max_graphs=2)
     for columns in range(1, MANY):
