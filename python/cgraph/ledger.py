@@ -194,7 +194,9 @@ def memory() -> Memory:
 
 def living(driver: _driver.Driver) -> list[CUDAGraph]:
     """List the graphs of a driver that hold something captured, in the order of their captures."""
-    graphs = [graph for graph in list(all_graphs.values()) if graph._captured is not None]
+    # A list of the references is made at once, whatever other threads do.
+    known = [one() for one in all_graphs.valuerefs()]
+    graphs = [graph for graph in known if graph is not None and graph._captured is not None]
     return sorted(
         (graph for graph in graphs if graph._driver is driver), key=lambda graph: graph._number
     )

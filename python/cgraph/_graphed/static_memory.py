@@ -136,7 +136,7 @@ class StaticMemory:
 
     def pool_bytes(self) -> int:
         """Return the device's bytes in the pool of captures without gradients."""
-        return sum(use.nbytes() for _, use in self._pools.values())
+        return sum(use.nbytes() for _, use in list(self._pools.values()))
 
     def clear(self) -> None:
         """Forget memory, and pools that were not given: theirs goes."""
