@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import linecache
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from cgraph._source import levels_to_user
@@ -69,7 +69,7 @@ class Reason:
         """Return this reason with a line, unless it has one."""
         if self.line is not None or line is None:
             return self
-        return Reason(self.cause, self.text, line, self.special_fix)
+        return replace(self, line=line)
 
     def error(self, effect: str = "") -> CaptureError:
         """Return the error about a capture that fails for it."""

@@ -14,8 +14,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
-from typing import TypeVar
 
 from cgraph import functions, trees
 from cgraph._trees.skips import EAGER
@@ -45,7 +43,7 @@ def metrics() -> dict[str, float]:
         - ``cgraph_memory_bytes``: of graphed functions and of the trees of each ``device``.
     """
     found = defaultdict[str, float](int)
-    for function in _steady(functions.report).functions:
+    for function in functions.report().functions:
         about = {"door": "graphed", "function": function.name}
         for name, count in function.totals.items():
             found[_name(f"{name}_total", about)] += count
@@ -53,7 +51,7 @@ def metrics() -> dict[str, float]:
             cause = {"cause": key.code} if key.state == "eager" and key.code else {}
             found[_name("keys", {**about, "state": key.state, **cause})] += 1
         found[_name("memory_bytes", about)] += function.memory_bytes
-    report = _steady(trees.report)
+    report = trees.report()
     for one in report.functions:
         about = {"door": "trees", "function": one.name, "mode": one.mode}
         found[_name("replays_total", about)] += one.replays
@@ -66,20 +64,6 @@ def metrics() -> dict[str, float]:
         place = {"door": "trees", "device": str(tree.device)}
         found[_name("memory_bytes", place)] += tree.reserved_bytes
     return dict(found)
-
-
-R = TypeVar("R")
-_TRIES = 100
-
-
-def _steady(read: Callable[[], R]) -> R:
-    """Return what a function reads, again if another thread has changed it meanwhile."""
-    for _ in range(_TRIES):
-        try:
-            return read()
-        except (KeyError, RuntimeError) as error:
-            failure = error
-    raise failure
 
 
 def _name(name: str, labels: dict[str, str]) -> str:

@@ -172,10 +172,10 @@ def test_new_shapes_between_replays_are_not_told_of(lab: Lab) -> None:
             graphed(fresh(lab, length))
 
 
-def test_a_tensor_on_the_host_is_told_with_its_name(lab: Lab) -> None:
-    if lab.device == "cpu":
-        pytest.skip("the simulator's device is the host")
-    text = told_of(scaled, fresh(lab, 3), torch.ones(3))
+@pytest.mark.gpu
+def test_a_tensor_on_the_host_is_told_with_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CGRAPH_DRIVER", "cuda")
+    text = told_of(scaled, torch.ones(3, device="cuda"), torch.ones(3))
     assert text.partition("`: ")[2] == (
         "tensor elsewhere: scale is on cpu. scaled runs eagerly for (x: float32[3], scale:"
         " float32[3], grad). Fix: move the tensor to the device before the call"
@@ -266,6 +266,18 @@ def test_each_capture_recapture_and_failure_is_one_line_of_the_log(
     assert [one.startswith(f"{name} (x: float32[3]") for one in lines] == [True] * 3 + [False]
     assert ["is captured: " in lines[0], "drops its graph: weight[0]" in lines[1]] == [True, True]
     assert "is captured: " in lines[2] and lines[3].endswith("(cgraph why CG-HOST-READ)")
+
+
+@pytest.mark.filterwarnings("ignore:.*runs eagerly:cgraph.errors.EagerWarning")
+def test_calls_that_are_eager_for_one_reason_are_one_line_of_the_log(
+    lab: Lab, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "cgraph")
+    graphed = cgraph.graphed(lambda x, items: x * sum(items))
+    for rows in range(1, 9):
+        graphed(fresh(lab, rows), iter([1, 2]))
+    [line] = [one.getMessage() for one in caplog.records if one.name.startswith("cgraph")]
+    assert line.endswith("(cgraph why CG-ITERATOR)")
 
 
 def test_a_refusal_that_raises_is_a_line_of_the_log(

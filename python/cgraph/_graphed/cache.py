@@ -91,9 +91,9 @@ class Keys:
         self._values: dict[str, set[Hashable]] = {}
         self._new_in_a_row: Counter[str] = Counter()
         # The tensors of the last new family, how often in a row they had new shapes, and the
-        # replays until then.
+        # replays when that was last looked at.
         self._shapes: dict[str, str] = {}
-        self._shapes_in_a_row = self._replays_at_shapes = 0
+        self._shapes_in_a_row, self._replays_at_shapes = 0, 0.0
         # The counts of keys that are forgotten.
         self._forgotten: dict[str, float] = {}
         # Keys by the reason.
@@ -101,15 +101,15 @@ class Keys:
         # The plain arguments of the last new family, by all else that its calls have in common.
         self._last_arguments: dict[Hashable, dict[str, Any]] = {}
 
-    def count_eager(self, call: Call, reason: Reason) -> None:
-        """Count a call that runs eagerly whatever its key is."""
+    def eager_key(self, call: Call, reason: Reason) -> Key:
+        """Return the key of all calls that run eagerly for a reason, whatever else they have."""
         key = self._eager.get(reason.text)
         if key is None:
             key = self._eager[reason.text] = Key(", ".join(call.words()) or "no arguments")
             key.state, key.reason = "eager", reason
             while len(self._eager) > _WITHOUT_GRAPH:
                 self._forget(self._eager.pop(next(iter(self._eager))))
-        key.eager_calls += 1
+        return key
 
     @property
     def reported(self) -> Iterator[Key]:
@@ -152,13 +152,15 @@ class Keys:
 
     def _note_shapes(self, call: Call) -> None:
         """Note the shapes of a new family, and whether only new ones have come for long."""
-        replays = sum(key.replays for key in self)
+        if self.many_shapes is not None:
+            return
         shapes = {one.name: one.words for one in call.leaves if one.kind in ("tensor", "static")}
         new = [name for name in shapes if self._shapes.get(name, shapes[name]) != shapes[name]]
-        is_in_a_row = bool(new) and replays == self._replays_at_shapes
-        self._shapes_in_a_row = self._shapes_in_a_row + 1 if is_in_a_row else 0
-        self._shapes, self._replays_at_shapes = shapes, replays
-        if self._shapes_in_a_row == _SHAPES_IN_A_ROW:
+        self._shapes, self._shapes_in_a_row = shapes, self._shapes_in_a_row + 1 if new else 0
+        if self._shapes_in_a_row % _SHAPES_IN_A_ROW:
+            return
+        before, self._replays_at_shapes = self._replays_at_shapes, self.totals().get("replays", 0)
+        if self._shapes_in_a_row and self._replays_at_shapes == before:
             count = f"{_SHAPES_IN_A_ROW} calls in a row (now {shapes[new[0]]})"
             text = f"{new[0]} had a new shape in {count}, and no call was a replay"
             self.many_shapes = Reason(Cause.MANY_SHAPES, text)

@@ -47,6 +47,7 @@ class Key:
         recorded: The capture; None without one.
         entry: The entry that replays it natively.
         padded: The entries of calls that are padded to it, by the keys of such calls.
+        told: The reason that the log has for its calls, as text.
         captures: Number of times that it has got a graph.
         checked: The dimensions of rows in results, by the rows of calls with compared padding.
         beside: Keys for the same calls while the backward pass of a call of this key is to come.
@@ -65,6 +66,7 @@ class Key:
         self.beside: list[Key] = []
         self.has_sizes = self.is_simulated = False
         self.misses = 0
+        self.told: str | None = None
         self.eager_calls = 0
         self.captures = 0
         self.capture_seconds = 0.0

@@ -198,8 +198,9 @@ class Answers:
     ) -> Answer:
         """Let a call run eagerly, as all like it do; if it counts that is a failure."""
         reason = reason.at(user_line())
-        self.warnings.of_eager(Key(str(call)), reason, counts=counts)
-        self.keys.count_eager(call, reason)
+        key = self.keys.eager_key(call, reason)
+        self.warnings.of_eager(key, reason, counts=counts)
+        key.eager_calls += 1
         return eager
 
     def _various(self, call: Call, eager: Callable[[], Any], name: str) -> Answer:

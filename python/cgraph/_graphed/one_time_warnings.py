@@ -24,12 +24,10 @@ class OneTimeWarnings:
         self._name = name
         self._raises = options.on_fail == "raise"
         self._told: set[object] = set()
-        self._logged: set[tuple[str, str]] = set()
 
     def clear(self) -> None:
         """Forget which warnings were given."""
         self._told.clear()
-        self._logged.clear()
 
     def of_eager(self, key: Key, reason: Reason | None, *, counts: bool = True) -> None:
         """Warn that calls run eagerly, with place, reason and remedy; or raise it each time.
@@ -44,12 +42,12 @@ class OneTimeWarnings:
         """
         if reason is None:
             return
-        raises, identity = self._raises and counts, (key.text, reason.text)
-        if identity in self._logged and not raises:
+        raises, is_known = self._raises and counts, key.told == reason.text
+        if is_known and not raises:
             return
         effect = f"{self._name} runs eagerly for ({key.text})"
-        if identity not in self._logged:
-            self._logged.add(identity)
+        if not is_known:
+            key.told = reason.text
             _log.info("%s", reason.told(effect))
         if raises:
             raise reason.error(f"{self._name} cannot be captured for ({key.text})")
@@ -88,5 +86,5 @@ class OneTimeWarnings:
         """Warn, unless the same text, or the same cause at the same line, was told before."""
         about = {reason.text, (reason.cause, reason.line)}
         if not about & self._told:
+            self._told |= about
             reason.warn(effect, kind)
-        self._told |= about

@@ -6,7 +6,9 @@ import ast
 import linecache
 import re
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from types import CodeType
+from typing import NamedTuple
 
 from cgraph._source import is_omitted
 
@@ -32,7 +34,7 @@ def line_that_changes(name: str, codes: Iterable[CodeType]) -> str | None:
     """
     wanted = re.sub(r"\[.*?\]|\(.*?\)", "", name)
     users = [code for code in codes if not is_omitted(code.co_filename)]
-    changes = [(path, f"{one.co_filename}:{line}") for one in users for path, line in _changes(one)]
+    changes = [(path, f"{one.co_filename}:{line}") for one in users for path, line in _in(one)]
     exact = [line for path, line in changes if path == wanted]
     if exact:
         return exact[0]
@@ -42,22 +44,36 @@ def line_that_changes(name: str, codes: Iterable[CodeType]) -> str | None:
     return alike.pop() if len(alike) == 1 else None
 
 
-def _changes(code: CodeType) -> Iterator[tuple[str, int]]:
+def _in(code: CodeType) -> Iterator[tuple[str, int]]:
     """List what code changes, by its dotted name without items, and the lines where it does."""
     lines = {line for *_, line in code.co_lines() if line is not None}
-    own = {*code.co_varnames}
+    for change in _changes("".join(linecache.getlines(code.co_filename))):
+        # A plain name of the function's own is no place.
+        is_own = change.is_name and change.path in code.co_varnames
+        if change.line in lines and not is_own:
+            yield change.path, change.line
+
+
+class _Change(NamedTuple):
+    path: str
+    line: int
+    is_name: bool
+
+
+# A function that is never captured is looked at again and again.
+@lru_cache(maxsize=64)
+def _changes(source: str) -> tuple[_Change, ...]:
+    """List all changes in a file."""
     try:
-        tree = ast.parse("".join(linecache.getlines(code.co_filename)))
+        tree = ast.parse(source)
     except (SyntaxError, ValueError):  # no Python, as a notebook's line with a magic
-        return
-    for node in ast.walk(tree):
-        if getattr(node, "lineno", None) not in lines:
-            continue
-        for target in _targets(node):
-            path = _path(target)
-            # A plain name of the function's own is no place.
-            if path is not None and not (isinstance(target, ast.Name) and path in own):
-                yield path, node.lineno  # type: ignore[attr-defined]
+        return ()
+    return tuple(
+        _Change(path, target.lineno, isinstance(target, ast.Name))
+        for node in ast.walk(tree)
+        for target in _targets(node)
+        if (path := _path(target)) is not None
+    )
 
 
 def _targets(node: ast.AST) -> Iterator[ast.expr]:

@@ -46,13 +46,13 @@ class GraphTree(_core.Tree):
         rerecords: How often a function was captured anew as static inputs had moved, and which had
             the last time.
         moving: Which static inputs of a function were elsewhere too often, and are copied.
-        functions: Its functions that were called since the last reset.
+        functions: Its functions that were called since the last reset, by their number.
     """
 
     eager: collections.Counter[tuple[int, str]]
     rerecords: dict[int, tuple[int, str]]
     moving: dict[int, str]
-    functions: weakref.WeakSet[Function]
+    functions: weakref.WeakValueDictionary[int, Function]
     _driver: Driver
     _device_index: int
     _last_stream: _core.LastStream | None
@@ -83,7 +83,7 @@ class GraphTree(_core.Tree):
         tree._driver, tree._device_index, tree._last_stream = driver, device_index, last
         tree.eager = collections.Counter()
         tree.rerecords, tree.moving = {}, {}
-        tree.functions = weakref.WeakSet()
+        tree.functions = weakref.WeakValueDictionary()
         tree._empty()
         return tree
 
@@ -169,7 +169,7 @@ class GraphTree(_core.Tree):
 
     def _record(self, function: Function, inputs: list[Any], new: _core.NewNode) -> Sequence[Any]:
         """Record a call as a node; return its result."""
-        self.functions.add(function)
+        self.functions[function.id] = function
         with self._on_device():
             self._follow()
             if new.ended is not None:
@@ -244,7 +244,7 @@ class GraphTree(_core.Tree):
 
     def _note_eager(self, function: Function, reason: str, detail: int) -> None:
         """Count a call that runs without the tree; tell of it where a graph was wanted."""
-        self.functions.add(function)
+        self.functions[function.id] = function
         self.eager[function.id, reason] += 1
         known, said = EAGER[reason], function.description
         is_told = self.eager[function.id, reason] > 1 and not said.options.strict

@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 from cgraph import _torch
 from cgraph._text import in_units, plural, printable, table
+from cgraph._trees.function import Function
 from cgraph._trees.graph_tree import GraphTree
 from cgraph._trees.node import Node
 from cgraph._trees.skips import EAGER, skips
@@ -158,18 +159,21 @@ def report() -> TreesReport:
     found, described = [], []
     for device, tree in all_trees():
         nodes = tree.nodes
-        for function in sorted(tree.functions, key=lambda one: one.id):
+        # Lists are made at once, whatever other threads do.
+        refs, counts = tree.functions.valuerefs(), list(tree.eager.items())
+        functions = [one for one in (ref() for ref in refs) if one is not None]
+        for function in sorted(functions, key=lambda one: one.id):
             own = [node for _, _, of, node in nodes if of == function.id]
-            eager = {why: count for (of, why), count in tree.eager.items() if of == function.id}
+            eager = {why: count for (of, why), count in counts if of == function.id}
             replays = sum(node.replays for node in own)
             moved = tree.rerecords.get(function.id, (0, None))
             place = function.description.name, function.description.mode, device
             copied = own[-1].copied_bytes if own else 0
             moving = tree.moving.get(function.id)
-            counts = len(own), replays, eager, *moved, copied, moving
-            found.append(TreeFunctionReport(*place, *counts))
+            numbers = len(own), replays, eager, *moved, copied, moving
+            found.append(TreeFunctionReport(*place, *numbers))
         if nodes:
-            described.append(_described(device, tree, nodes))
+            described.append(_described(device, tree, nodes, functions))
     return TreesReport(tuple(found), tuple(skips), tuple(described))
 
 
@@ -186,7 +190,9 @@ def _nothing(frames: int) -> str:
     )
 
 
-def _described(device: int, tree: GraphTree, nodes: _Nodes) -> TreeReport:
+def _described(
+    device: int, tree: GraphTree, nodes: _Nodes, functions: Sequence[Function]
+) -> TreeReport:
     # A node comes behind its parent.
     depths: dict[int | None, int] = {None: 0}
     roots = 0
@@ -202,13 +208,13 @@ def _described(device: int, tree: GraphTree, nodes: _Nodes) -> TreeReport:
         tree.has_pending_backward,
         tree.reserved_bytes,
         sum(node.kept_bytes for *_, node in nodes),
-        tuple(_calls(tree, nodes)),
+        tuple(_calls(nodes, functions)),
     )
 
 
-def _calls(tree: GraphTree, nodes: _Nodes) -> Iterator[TreeNodeReport]:
+def _calls(nodes: _Nodes, functions: Sequence[Function]) -> Iterator[TreeNodeReport]:
     """List the recorded calls of a tree."""
-    said = {one.id: one.description for one in tree.functions}
+    said = {one.id: one.description for one in functions}
     places = {number: place for place, (number, *_) in enumerate(nodes)}
     for _, parent, of, node in nodes:
         known = said.get(of)

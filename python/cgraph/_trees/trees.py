@@ -105,8 +105,9 @@ def tree_of(device_index: int) -> GraphTree:
 def all_trees() -> list[tuple[int, GraphTree]]:
     """Return the trees of the driver in force, of all threads, and their devices' numbers."""
     number = _driver.number()
-    trees = [item for one in list(_owners) for item in one.trees.items()]
-    found = [(device, tree) for (of, device), tree in trees if of == number]
+    # Lists are made at once, whatever other threads do.
+    refs = [(ref.key, ref()) for one in list(_owners) for ref in one.trees.valuerefs()]
+    found = [(device, tree) for (of, device), tree in refs if of == number and tree is not None]
     return sorted(found, key=lambda item: item[0])
 
 

@@ -132,6 +132,7 @@ def test_a_report_may_be_asked_for_while_keys_come_and_go(lab: Lab) -> None:
             while not is_over.is_set():
                 function.report()
                 cgraph.memory()
+                cgraph.metrics()
                 # A loop that only asks would hold the interpreter almost all the time.
                 time.sleep(0.0005)
         except BaseException as error:
