@@ -25,6 +25,7 @@ __all__ = [
     "LastStream",
     "LentResults",
     "NewNode",
+    "NodeAddress",
     "Outputs",
     "PaddedGraph",
     "Pool",
@@ -218,6 +219,20 @@ class Tracker:
         """
 
 @final
+class NodeAddress:
+    """An address that a node names, and the allocation that it lies in."""
+
+    node: int
+    """The raw node."""
+    name: str | None
+    """The name of its kernel; ``memcpy`` or ``memset`` for such a node."""
+    address: int
+    base: int
+    """Start of the allocation."""
+    bytes: int
+    """Bytes of the allocation."""
+
+@final
 class Template:
     """A graph that can change and cannot run."""
 
@@ -234,8 +249,8 @@ class Template:
         """Return the number of nodes, without those of child graphs."""
     def count(self) -> int:
         """Return the number of nodes, including those of child graphs."""
-    def addresses(self) -> list[tuple[str | None, int, int, int]]:
-        """Return each address in a node: node's name, address, start and size of the allocation."""
+    def addresses(self) -> list[NodeAddress]:
+        """Return the addresses that its nodes name."""
     def json(self) -> str:
         """Return nodes and edges as JSON text."""
     def dot(self, verbose: bool) -> str:

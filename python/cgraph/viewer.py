@@ -78,10 +78,11 @@ def view(what: object, *, title: str | None = None, measure: bool = False) -> Vi
         raise ArgumentError(f"measure is True, and what is {shown(what):.80}, expected a CUDAGraph")
     if isinstance(what, CUDAGraph):
         nodes = _nodes(what, measures=measure)
-        return View(title or what._name, _drawing(nodes), what.memory().timeline)
+        return View(title or what._name, _drawing(nodes, what), what.memory().timeline)
     if isinstance(what, SegmentedGraph):
         nodes = _segments(what)
-        return View(title or "a function with breaks", _drawing(nodes), _joined(what))
+        drawing = _drawing(nodes, what.segments[0])
+        return View(title or "a function with breaks", drawing, _joined(what))
     if isinstance(what, TreesReport) or what is trees:
         report = what if isinstance(what, TreesReport) else trees.report()
         return View(title or "graph trees", _trees(report), None)
@@ -172,10 +173,12 @@ class View:
         return f"<cgraph.View of {self.title}: {', '.join(parts)}>"
 
 
-def _drawing(nodes: list[Node]) -> Drawing:
+def _drawing(nodes: list[Node], graph: CUDAGraph) -> Drawing:
     nodes = ordered(nodes)
     in_lanes(nodes)
-    return Drawing(nodes, nested(nodes), "Graph", "node")
+    is_simulated = graph._driver.device_type == "cpu"
+    note = "operators of the simulator, for which a GPU runs kernels" if is_simulated else ""
+    return Drawing(nodes, nested(nodes), "Graph", "node", note)
 
 
 def _nodes(graph: CUDAGraph, *, measures: bool = False) -> list[Node]:

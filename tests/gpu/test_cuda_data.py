@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import json
+import re
 from typing import Any
 
 import pytest
@@ -116,6 +118,18 @@ def test_event_nodes_of_a_capture_tell_their_event() -> None:
     (record,) = described(graph, "event_record")
     (wait,) = described(graph, "wait_event")
     assert record["event_ptr"] == wait["event_ptr"] == event.cuda_event
+
+
+def test_a_view_names_the_memory_of_equal_kernels_in_a_row() -> None:
+    x, graph = fresh(lab, 64), cgraph.CUDAGraph(keep_graph=True)
+    with cgraph.graph(graph):
+        x.mul_(2)
+        x.mul_(2)
+    html = cgraph.view(graph).html
+    [text] = re.findall(r'<script type="application/json" id="data">(.*?)</script>', html)
+    drawn = json.loads(text)["graph"]
+    for node in drawn["nodes"]:
+        assert any(f"{x.data_ptr():#x} in" in drawn["texts"][fact] for fact in node["x"])
 
 
 def test_trap_T171_a_conditional_node_has_bodies_where_the_driver_tells() -> None:

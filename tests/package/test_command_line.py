@@ -17,6 +17,7 @@ from cgraph import demo
 from cgraph._cli import doctor
 from cgraph._cli.app import app
 from cgraph.demo.check import CheckError
+from cgraph.errors import NoDriverError
 
 PROGRAM = """
 import sys, torch, cgraph
@@ -128,6 +129,21 @@ def test_the_doctor_knows_faults_of_drivers(
     monkeypatch.setattr(doctor, "_driver_version", lambda: 13000)
     wrong = [one for one in doctor.checks() if one.state == "warning" and version in one.name]
     assert len(wrong) == count
+
+
+@pytest.mark.parametrize(("driver", "state"), [(None, "error"), ("sim", "ok")])
+def test_the_doctor_says_ok_of_captures_on_cuda_only_with_a_driver(
+    driver: str | None, state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing() -> int:
+        raise NoDriverError("no CUDA driver: none here. Fix: install one")
+
+    monkeypatch.setattr(doctor, "_driver_version", missing)
+    monkeypatch.delenv("CGRAPH_DRIVER", raising=False)
+    if driver is not None:
+        monkeypatch.setenv("CGRAPH_DRIVER", driver)
+    [chosen] = [one for one in doctor.checks() if one.name == "captures on"]
+    assert (chosen.state, chosen.fix) == (state, "set CGRAPH_DRIVER=sim" if driver is None else "")
 
 
 def test_missing_arguments_are_an_error_with_the_option() -> None:

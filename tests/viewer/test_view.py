@@ -7,13 +7,14 @@ import re
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 import cgraph
-from cgraph._viewer.addresses import addresses_of
+from cgraph._viewer.addresses import Addresses
 from cgraph._viewer.page import page
 from cgraph.errors import ArgumentError, ForeignError, StateError
 from lab import Lab, fresh
@@ -197,8 +198,14 @@ def test_what_cannot_be_seen_is_refused_with_the_reason(lab: Lab) -> None:
         cgraph.view(cgraph.trees.TreesReport((), ()))
 
 
-def test_addresses_are_given_only_to_nodes_that_they_are_certain_of() -> None:
-    nodes = [{"name": name, "kind": "kernel"} for name in ("a", "b", "b", "none", "a")]
-    found = [("a", 1, 0, 8), ("a", 9, 8, 8), ("b", 2, 0, 8), ("b", 3, 0, 8), ("a", 4, 0, 8)]
-    assert addresses_of(nodes, found) == [[(1, 0, 8), (9, 8, 8)], [], [], [], [(4, 0, 8)]]
-    assert addresses_of(nodes, found[2:]) == [[], [], [], [], []]
+def test_a_node_has_its_own_addresses_and_those_of_its_graphs_nodes() -> None:
+    found = [SimpleNamespace(node=node, address=address) for node, address in ((1, 10), (3, 30))]
+    addresses = Addresses(found)  # type: ignore[arg-type]
+    child = {"handle": 2, "bodies": [{"nodes": [{"handle": 3}]}]}
+    for node, expected in (({"handle": 1}, [10]), (child, [30]), ({"handle": 4}, [])):
+        assert [one.address for one in addresses.of(node)] == expected
+
+
+def test_a_page_says_that_its_nodes_are_operators_of_the_simulator(lab: Lab) -> None:
+    about = data_of(cgraph.view(step_of(lab)).html)["graph"]["about"]
+    assert ("simulator" in about) == (lab.device == "cpu")

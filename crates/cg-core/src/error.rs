@@ -95,8 +95,8 @@ pub enum Error {
 
     /// No usable CUDA driver was found.
     #[error(
-        "no CUDA driver: {reason}{}. Fix: install NVIDIA's driver, or choose the simulator by name \
-         (CGRAPH_DRIVER=sim, cgraph.sim.use(), Device::sim)",
+        "no CUDA driver: {reason}{}. Fix: install NVIDIA's driver, or choose the simulator by name: \
+         CGRAPH_DRIVER=sim or cgraph.sim.use(); Device::sim in Rust",
         tried(.looked_for)
     )]
     NoDriver {

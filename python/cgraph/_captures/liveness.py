@@ -187,13 +187,13 @@ class Check:
             extent = self._device.memory_range(address)
             if blocks.pool(address) is None and extent is not None:
                 self._foreign_tensors.append((tensor, extent))
-        for name, address, base, nbytes in template.addresses():
-            pool = blocks.pool(address)
-            name = name or "a kernel"
+        for one in template.addresses():
+            address, pool = one.address, blocks.pool(one.address)
+            name = one.name or "a kernel"
             if _OF_TORCH in name or pool in pools or self._is_of_tensor(address):
                 continue
             if pool is None:
-                self._foreign[address] = (name, (base, nbytes))
+                self._foreign[address] = (name, (one.base, one.bytes))
             else:
                 self._blocks[address] = (name, blocks.active(address))
 

@@ -67,7 +67,7 @@ def _words(
     side.synchronize()
     template = _core.Template.from_raw(device, graph.raw_cuda_graph())
     # In the order of its parameters: seed and offset stand side by side.
-    named = [address for _, address, _, _ in template.addresses() if address != out.data_ptr()]
+    named = [one.address for one in template.addresses() if one.address != out.data_ptr()]
     values = [device.word(address) for address in named]
     offsets = (0, generator.get_offset())
     pairs = [

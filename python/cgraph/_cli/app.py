@@ -28,6 +28,13 @@ __all__ = ["app"]
 
 _SIGNS = {"ok": "[green]ok[/]", "warning": "[yellow]warning[/]", "error": "[red]error[/]"}
 
+_HEADINGS = {
+    "refused": "A capture refuses a line that …",
+    "frozen": "Replays keep what was at the capture, as a line …",
+    "eager": "Calls run without a graph, as the call, or what it works on, …",
+    "told": "Calls are replays, and a warning says that the function, or a call, …",
+}
+
 _place = click.argument("place", metavar="MODULE:FUNCTION")
 _args = click.option(
     "--args",
@@ -94,13 +101,16 @@ def why(code: str | None) -> None:
     """Explain a code of a message, as CG-HOST-READ, with an example; all codes without one."""
     console = Console()
     if code is None:
-        table = Table(box=None, padding=(0, 1))
-        for name in ("code", "what happens", "what to do"):
-            # Names are to be typed: none is cut.
-            table.add_column(name, overflow="fold")
-        for one in Cause:
-            table.add_row(one.code, f"it {one.what}", one.fix)
-        console.print(table)
+        for severity, heading in _HEADINGS.items():
+            table = Table(title=heading, box=None, padding=(0, 1), title_justify="left")
+            # Codes are to be typed: none is cut.
+            table.add_column(no_wrap=True)
+            table.show_header = False
+            for one in Cause:
+                if one.severity == severity:
+                    table.add_row(one.code, one.what)
+            console.print(table, "")
+        console.print("What to do, with an example: cgraph why CODE")
         return
     try:
         found = Cause.of_code(code)

@@ -42,7 +42,9 @@ class Check:
 
 def checks() -> list[Check]:
     """Look at all that captures depend on; nothing is changed."""
-    found = [_cgraph(), _python(), _torch_names(), *_device(), _chosen(), _allocator()]
+    device = [*_device()]
+    chosen = _chosen(has_driver=device[0].state == "ok")
+    found = [_cgraph(), _python(), _torch_names(), *device, chosen, _allocator()]
     return [*found, *_nccl(), *_plugins(), _backends()]
 
 
@@ -122,12 +124,14 @@ def _kernel_module() -> str:
     return found[0] if found else ""
 
 
-def _chosen() -> Check:
+def _chosen(*, has_driver: bool) -> Check:
     name = os.environ.get("CGRAPH_DRIVER")
-    if name in (None, "cuda", "sim"):
-        said = "cuda, as CGRAPH_DRIVER is not set" if name is None else f"{name} (CGRAPH_DRIVER)"
+    if name not in (None, "cuda", "sim"):
+        return Check("captures on", "error", f"CGRAPH_DRIVER={name}", "set it to cuda or sim")
+    said = "cuda, as CGRAPH_DRIVER is not set" if name is None else f"{name} (CGRAPH_DRIVER)"
+    if name == "sim" or has_driver:
         return Check("captures on", "ok", said)
-    return Check("captures on", "error", f"CGRAPH_DRIVER={name}", "set it to cuda or sim")
+    return Check("captures on", "error", f"{said}; it has no driver", "set CGRAPH_DRIVER=sim")
 
 
 def _allocator() -> Check:

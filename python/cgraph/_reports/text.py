@@ -82,6 +82,8 @@ def notes(key: KeyReport) -> list[tuple[str, str]]:
     if key.reason is not None or key.where is not None:
         about = "why" if key.state != "captured" else "why some calls ran eagerly"
         found.append((about, (key.reason or key.state) + _place(key.where)))
+    elif key.state == "observed":
+        found.append(("why", "its calls run eagerly until one is captured"))
     found += [("captured again", _rerecording(one)) for one in key.rerecorded]
     if key.breaks:
         found.append(("eager breaks", ", ".join(key.breaks)))

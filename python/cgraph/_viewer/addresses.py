@@ -3,42 +3,34 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from itertools import groupby
-from typing import Any, TypeAlias
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
+from cgraph import _core
 from cgraph._text import in_units
 from cgraph.timeline import Span, Timeline
 
-__all__ = ["NamedAddress", "Owners", "addresses_of"]
-
-NamedAddress: TypeAlias = tuple[str | None, int, int, int]
-"""A node's name, an address, and start and bytes of the allocation that it lies in."""
+__all__ = ["Addresses", "Owners"]
 
 
-def addresses_of(
-    nodes: Sequence[Mapping[str, Any]], found: Sequence[NamedAddress]
-) -> list[list[tuple[int, int, int]]]:
-    """Return the addresses of each node, and nothing where that is not certain.
-
-    Addresses come in the order of the nodes, with a node's name and not its number. So they are
-    known for a node whose neighbours have other names, if all names come in the same order.
+class Addresses:
+    """The addresses that nodes name, by node.
 
     Args:
-        nodes: The nodes, as in a template's JSON.
-        found: The addresses, as ``Template.addresses()`` returns them.
+        found: They, as ``Template.addresses()`` returns them.
     """
-    known: list[list[tuple[int, int, int]]] = [[] for _ in nodes]
-    named = {one[0] for one in found}
-    with_some = [place for place, one in enumerate(nodes) if _name(one) in named]
-    runs = [list(group) for _, group in groupby(with_some, lambda place: _name(nodes[place]))]
-    told = [(name, list(group)) for name, group in groupby(found, lambda one: one[0])]
-    if [_name(nodes[run[0]]) for run in runs] != [name for name, _ in told]:
-        return known
-    for run, (_, ranges) in zip(runs, told, strict=True):
-        if len(run) == 1:
-            known[run[0]] = [(address, base, size) for _, address, base, size in ranges]
-    return known
+
+    def __init__(self, found: Iterable[_core.NodeAddress] = ()) -> None:
+        self._of_node = defaultdict[int, list[_core.NodeAddress]](list)
+        for one in found:
+            self._of_node[one.node].append(one)
+
+    def of(self, node: Mapping[str, Any]) -> Iterator[_core.NodeAddress]:
+        """Return the addresses of a node of a template's JSON, and of its graphs' nodes."""
+        yield from self._of_node.get(node["handle"], ())
+        for body in node.get("bodies") or ():
+            for inner in body["nodes"]:
+                yield from self.of(inner)
 
 
 class Owners:
@@ -66,7 +58,3 @@ class Owners:
 
 # Bytes of the parts of memory that blocks are looked for in.
 _PART = 1 << 20
-
-
-def _name(node: Mapping[str, Any]) -> str:
-    return str(node.get("name") or node["kind"])

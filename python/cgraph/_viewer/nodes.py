@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
 
-from cgraph import _torch, picture
+from cgraph import _core, _torch, picture
 from cgraph._text import in_units, plural, short_place
-from cgraph._viewer.addresses import NamedAddress, Owners, addresses_of
+from cgraph._viewer.addresses import Addresses, Owners
 from cgraph.labels import Label
 from cgraph.timeline import Timeline
 
@@ -83,7 +83,7 @@ class Node:
 def nodes_of(
     data: Mapping[str, Any],
     labels: Mapping[int, Label],
-    addresses: Sequence[NamedAddress] = (),
+    addresses: Iterable[_core.NodeAddress] = (),
     timeline: Timeline | None = None,
 ) -> list[Node]:
     """Return the nodes of a template.
@@ -97,10 +97,10 @@ def nodes_of(
     before: list[list[int]] = [[] for _ in data["nodes"]]
     for edge in data["edges"]:
         before[edge["to"]].append(edge["from"])
-    named, owners = addresses_of(data["nodes"], addresses), Owners(timeline)
+    named, owners = Addresses(addresses), Owners(timeline)
     return [
-        _node(one, labels.get(one.get("handle", 0)), sorted(set(depends)), touched, owners)
-        for one, depends, touched in zip(data["nodes"], before, named, strict=True)
+        _node(one, labels.get(one["handle"]), sorted(set(depends)), [*named.of(one)], owners)
+        for one, depends in zip(data["nodes"], before, strict=True)
     ]
 
 
@@ -129,7 +129,7 @@ def _node(
     data: Mapping[str, Any],
     label: Label | None,
     depends: list[int],
-    touched: Sequence[tuple[int, int, int]],
+    touched: Sequence[_core.NodeAddress],
     owners: Owners,
 ) -> Node:
     operator = None if label is None else label.operator
@@ -144,7 +144,7 @@ def _node(
     if data.get("bytes") is not None:
         measures["bytes"] = data["bytes"]
     elif touched:
-        measures["bytes"] = sum({base: size for _, base, size in touched}.values())
+        measures["bytes"] = sum({one.base: one.bytes for one in touched}.values())
     if data.get("seconds") is not None:
         measures["seconds"] = data["seconds"]
     return Node(
@@ -209,15 +209,14 @@ def _dim(dim: Mapping[str, int] | None) -> str | None:
 
 def _ranges(
     data: Mapping[str, Any],
-    touched: Sequence[tuple[int, int, int]],
+    touched: Sequence[_core.NodeAddress],
     owners: Owners,
 ) -> list[tuple[str, str]]:
     """Return the memory that a node names, with its owners where they are known."""
+    sides = {data[key]: f"{key} " for key in ("dst", "src", "address") if data.get(key)}
     lines = []
-    for key in ("dst", "src", "address"):
-        if data.get(key):
-            lines.append(f"{key} {data[key]:#x}{owners.of(data[key])}")
-    for address, base, size in touched:
-        place = f"{address:#x} in {in_units(size)} at {base:#x}"
-        lines.append(f"{place}{owners.of(address)}")
+    for one in touched:
+        place = f"{one.address:#x} in {in_units(one.bytes)} at {one.base:#x}"
+        lines.append(f"{sides.pop(one.address, '')}{place}{owners.of(one.address)}")
+    lines += [f"{side}{address:#x}{owners.of(address)}" for address, side in sides.items()]
     return [("memory", "\n".join(lines))] if lines else []

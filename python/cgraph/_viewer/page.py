@@ -34,12 +34,14 @@ class Drawing:
         root: They in groups.
         tab: The name of its tab.
         noun: The word for a node.
+        note: What is said beside the numbers, if anything.
     """
 
     nodes: Sequence[Node]
     root: Group
     tab: str
     noun: str
+    note: str = ""
 
 
 def page(title: str, drawing: Drawing | None, timeline: Timeline | None) -> str:
@@ -114,8 +116,10 @@ def _as_drawn(drawing: Drawing) -> dict[str, Any]:
         for node in nodes
     ]
     edges = sum(len(node.depends) for node in nodes)
-    lanes = len({node.lane for node in nodes})
-    words = [plural(len(nodes), drawing.noun), plural(edges, "edge"), plural(lanes, "lane")]
+    words = [plural(len(nodes), drawing.noun), plural(edges, "edge")]
+    if (lanes := len({node.lane for node in nodes})) > 1:
+        words.append(plural(lanes, "lane"))
+    words += [drawing.note] if drawing.note else []
     return {
         "tab": drawing.tab,
         "noun": drawing.noun,

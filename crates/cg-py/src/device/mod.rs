@@ -20,7 +20,7 @@ pub(crate) use current_stream::CurrentStream;
 pub(crate) use pool::{Block, Checkpoint, Pool, lent_memory};
 pub(crate) use sim::Sim;
 pub(crate) use stream::{Event, Stream};
-pub(crate) use template::Template;
+pub(crate) use template::{NodeAddress, Template};
 
 /// One GPU, real or simulated.
 #[pyclass(frozen, module = "cgraph._core")]

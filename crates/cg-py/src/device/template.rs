@@ -11,8 +11,19 @@ use super::pool::Pool;
 use crate::detach::detached;
 use crate::raw;
 
-/// A node's name, an address, and start and size of the allocation.
-type NamedAddress = (Option<String>, u64, u64, u64);
+/// An address that a node names, and the allocation that it lies in.
+#[pyclass(frozen, get_all, module = "cgraph._core")]
+pub(crate) struct NodeAddress {
+    /// The raw node.
+    node: u64,
+    /// The name of its kernel; `memcpy` or `memset` for such a node.
+    name: Option<String>,
+    address: u64,
+    /// Start of the allocation.
+    base: u64,
+    /// Bytes of the allocation.
+    bytes: u64,
+}
 
 /// A graph that can change and cannot run.
 #[pyclass(frozen, module = "cgraph._core")]
@@ -58,13 +69,16 @@ impl Template {
         Ok(detached(py, || self.core.data())?.count())
     }
 
-    /// Return what its nodes name by address: the name of the node, the address, and start and size of the
-    /// allocation that it lies in.
-    fn addresses(&self, py: Python<'_>) -> PyResult<Vec<NamedAddress>> {
+    /// Return the addresses that its nodes name.
+    fn addresses(&self, py: Python<'_>) -> PyResult<Vec<NodeAddress>> {
         let found = detached(py, || self.core.addresses())?;
-        let named = found
-            .into_iter()
-            .map(|one| (one.name, one.address.0, one.base.0, one.bytes));
+        let named = found.into_iter().map(|one| NodeAddress {
+            node: one.node.0,
+            name: one.name,
+            address: one.address.0,
+            base: one.base.0,
+            bytes: one.bytes,
+        });
         Ok(named.collect())
     }
 
