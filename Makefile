@@ -77,7 +77,7 @@ package: build
 	rm -rf dist/package
 	PATH=$(abspath $(BIN)):$$PATH CARGO_TARGET_DIR=target/package $(BIN)/maturin build --release --quiet \
 		--zig --compatibility manylinux_2_28 --out dist/package
-	$(BIN)/maturin sdist --quiet --out dist/package
+	$(BIN)/maturin sdist --out dist/package
 	cargo publish --package cg-core --dry-run --allow-dirty --quiet
 	ls dist/package
 
