@@ -41,7 +41,11 @@ class Memory:
         self, addresses: list[tuple[str | None, int]], outside: tuple[OutsideTensor, ...] = ()
     ) -> Check:
         """Return the check of a capture whose nodes name addresses and operators read tensors."""
-        found = [(name, address, *self.ranges.get(address, (0, 0))) for name, address in addresses]
+        found = [
+            SimpleNamespace(name=name, address=address, base=base, bytes=size)
+            for name, address in addresses
+            for base, size in [self.ranges.get(address, (0, 0))]
+        ]
         device: Any = SimpleNamespace(memory_range=lambda address: self.ranges.get(address))
         template: Any = SimpleNamespace(addresses=lambda: found)
         watch: Any = SimpleNamespace(outside={o.storage.address: o for o in outside})

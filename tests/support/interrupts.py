@@ -9,9 +9,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 
+import cgraph
+
 __all__ = ["interrupt_at"]
+
+# A clone may lie in a folder of the same name.
+_PACKAGE = str(Path(cgraph.__file__).parent)
 
 
 @contextmanager
@@ -33,7 +39,7 @@ def interrupt_at(
     def signal(frame: FrameType, event: str, _: object) -> None:
         nonlocal count
         code = frame.f_code
-        if event in events and "cgraph" in code.co_filename and not _is_left_out(frame):
+        if event in events and code.co_filename.startswith(_PACKAGE) and not _is_left_out(frame):
             count += 1
             if count == number:
                 sys.setprofile(None)
