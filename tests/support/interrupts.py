@@ -17,7 +17,7 @@ import cgraph
 __all__ = ["interrupt_at"]
 
 # A clone may lie in a folder of the same name.
-_PACKAGE = str(Path(cgraph.__file__).parent)
+_PACKAGE = f"{Path(cgraph.__file__).parent}/"
 
 
 @contextmanager

@@ -102,14 +102,13 @@ def why(code: str | None) -> None:
     console = Console()
     if code is None:
         for severity, heading in _HEADINGS.items():
-            table = Table(title=heading, box=None, padding=(0, 1), title_justify="left")
+            table = Table(box=None, padding=(0, 1), show_header=False)
             # Codes are to be typed: none is cut.
             table.add_column(no_wrap=True)
-            table.show_header = False
             for one in Cause:
                 if one.severity == severity:
                     table.add_row(one.code, one.what)
-            console.print(table, "")
+            console.print(heading, table, "", sep="\n")
         console.print("What to do, with an example: cgraph why CODE")
         return
     try:

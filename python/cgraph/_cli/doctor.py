@@ -43,7 +43,7 @@ class Check:
 def checks() -> list[Check]:
     """Look at all that captures depend on; nothing is changed."""
     device = [*_device()]
-    chosen = _chosen(has_driver=device[0].state == "ok")
+    chosen = _chosen(is_usable=device[0].state == "ok")
     found = [_cgraph(), _python(), _torch_names(), *device, chosen, _allocator()]
     return [*found, *_nccl(), *_plugins(), _backends()]
 
@@ -124,14 +124,15 @@ def _kernel_module() -> str:
     return found[0] if found else ""
 
 
-def _chosen(*, has_driver: bool) -> Check:
+def _chosen(*, is_usable: bool) -> Check:
     name = os.environ.get("CGRAPH_DRIVER")
     if name not in (None, "cuda", "sim"):
         return Check("captures on", "error", f"CGRAPH_DRIVER={name}", "set it to cuda or sim")
     said = "cuda, as CGRAPH_DRIVER is not set" if name is None else f"{name} (CGRAPH_DRIVER)"
-    if name == "sim" or has_driver:
+    if name == "sim" or is_usable:
         return Check("captures on", "ok", said)
-    return Check("captures on", "error", f"{said}; it has no driver", "set CGRAPH_DRIVER=sim")
+    fix = "to work without a GPU, set CGRAPH_DRIVER=sim"
+    return Check("captures on", "error", f"{said}; no driver can be used", fix)
 
 
 def _allocator() -> Check:
