@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     import torch
 
     from cgraph import _torch
+    from cgraph._captures.capture_options import CaptureOptions
     from cgraph._captures.footprint import Footprint, PoolState
     from cgraph._captures.fresh_results import Results
-    from cgraph._captures.label_recorder import LabelRecorder
     from cgraph.mempool import MemPool
 
 __all__ = [
@@ -67,6 +67,9 @@ class Captured:
             with these numbers of bytes, which belong to these tensors.
         sim: The simulator that a replay drives.
         retained: An object kept alive until no replay is in flight.
+        owner: The owner of the template's graph, to be let go after the template; None if the
+            template itself is.
+        outlives: True if the owner stays, and the graph in it is to be emptied.
         labels: The origin of the template's nodes, by raw node.
         footprint: Bytes and seconds of the capture.
     """
@@ -88,6 +91,8 @@ class Captured:
         deliver: Callable[[Sequence[tuple[int, int]], Sequence[Any]], None] | None = None,
         sim: _core.Sim | None = None,
         retained: object = None,
+        owner: object = None,
+        outlives: bool = False,
         labels: dict[int, Label] | None = None,
         footprint: Footprint | None = None,
     ) -> None:
@@ -106,6 +111,8 @@ class Captured:
         self.deliver = deliver
         self.sim = sim
         self.retained = retained
+        self.owner = owner
+        self.outlives = outlives
         self.labels = labels or {}
 
 
@@ -116,30 +123,25 @@ class Recording(Protocol):
         results: The tensors that replays copy to new memory; set before the end.
         goes_on: True if another capture resumes this one, and has the bytes of both; set before the
             end.
+        may_be_empty: True if a capture without a node is no mistake: it is one of several segments.
     """
 
     results: Sequence[Any]
     goes_on: bool
+    may_be_empty: bool
 
     @property
     def pool(self) -> Handle:
         """Token of the pool that captured work allocates from."""
 
-    def end(self) -> None:
-        """End the capture on the stream it began on; on an error nothing is left behind.
-
-        Processing its result can wait for :meth:`finish`, unless liveness is checked: the live
-        tensors in the pool are then determined at the end.
-        """
-
     def finish(self) -> Captured:
-        """End the capture unless it has ended, and return its result; an error leaves nothing."""
+        """End the capture on the stream it began on, and return its result.
+
+        An error leaves nothing.
+        """
 
     def abandon(self) -> str | None:
-        """End the capture and discard its work; return the driver's objection, if there is one.
-
-        A capture that has ended and is not finished is discarded, too.
-        """
+        """End the capture and discard its work; return the driver's objection, if there is one."""
 
     def leave_modes(self) -> None:
         """Leave the capture's dispatch modes where autograd has restored them after its end."""
@@ -157,23 +159,8 @@ class Driver(Protocol):
     device_type: str
     captures_compiled: bool
 
-    def begin(
-        self,
-        *,
-        pool: Pool | None,
-        mode: str,
-        check_liveness: bool,
-        generators: list[Any],
-        labels: LabelRecorder | None = None,
-        statics: Sequence[Any] = (),
-        resumes: Recording | None = None,
-    ) -> Recording:
-        """Begin a capture on the current stream; on an error nothing is left behind.
-
-        ``labels`` is started inside the capture, and stopped when it ends in any way. ``statics``
-        are tensors that replays copy to. ``resumes`` is a capture that has ended, whose dispatch
-        modes, if it has any, this capture uses again, and whose bytes it measures on.
-        """
+    def begin(self, options: CaptureOptions) -> Recording:
+        """Begin a capture on the current stream; on an error nothing is left behind."""
 
     def is_capturing(self) -> bool:
         """Return whether the current stream captures."""

@@ -86,12 +86,14 @@ def in_time(seconds: float) -> str:
     return f"{value:.3g} s" if abs(value) < 999.5 else f"{value:,.0f} s"
 
 
-def in_units(count: int) -> str:
-    """Return bytes in readable form.
+def in_units(count: int | None) -> str:
+    """Return bytes in readable form; a dash for an unknown number.
 
-    >>> in_units(512), in_units(35_232_154), in_units(3 << 30)
-    ('512 B', '33.6 MiB', '3.0 GiB')
+    >>> in_units(512), in_units(35_232_154), in_units(3 << 30), in_units(None)
+    ('512 B', '33.6 MiB', '3.0 GiB', '-')
     """
+    if count is None:
+        return "-"
     if count < 1024:
         return f"{count} B"
     value = float(count)

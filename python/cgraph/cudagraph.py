@@ -9,8 +9,9 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from cgraph import _core, _driver, data
+from cgraph._captures.capture_options import CaptureOptions
 from cgraph._captures.capture_scopes import require_thawed
-from cgraph._captures.label_recorder import LabelRecorder
+from cgraph._captures.footprint import is_weighing
 from cgraph._driver import Captured, Handle, Pool, Recording
 from cgraph._reason import Reason
 from cgraph._text import first_line, plural
@@ -69,17 +70,10 @@ class CUDAGraph(_core.Graph):
     """Number of nodes that the capture recorded."""
     _labels: dict[int, Label]
     """The origin of the template's nodes, by raw node."""
-    _recorder: LabelRecorder | None = None
-    """The recorder of the labels of the next capture."""
+    _options: CaptureOptions = CaptureOptions()
+    """Options of the next capture that ``capture_begin()`` does not take."""
     _statics: Sequence[Any] = ()
-    """The tensors that replays of the next capture copy to; see ``_feeder()``."""
-    _results: Sequence[Any] = ()
-    """The tensors that replays of the open capture copy to new memory, set before its end; see
-    ``_replay_fresh()``."""
-    _resumes: Recording | None = None
-    """A capture that has ended, whose dispatch modes the next one continues with."""
-    _may_be_empty: bool = False
-    """True if a capture without a node is not a mistake: it is one of several segments."""
+    """The tensors that replays copy to; see ``_feeder()``."""
 
     def __new__(cls, keep_graph: bool = False, *args: Any, **kwargs: Any) -> Self:
         """Create an empty graph; subclasses may take further arguments."""
@@ -122,16 +116,19 @@ class CUDAGraph(_core.Graph):
         _driver.require_mode(capture_error_mode)
         require_thawed(pool)
         self._driver = _driver.current()
-        self._recording = self._driver.begin(
-            pool=pool,
-            mode=capture_error_mode,
-            check_liveness=check_input_liveness,
-            generators=self._generators,
-            labels=self._recorder,
-            statics=self._statics,
-            resumes=self._resumes,
+        preset = self._options
+        options = CaptureOptions(
+            pool,
+            capture_error_mode,
+            check_input_liveness,
+            self._generators,
+            preset.labels,
+            preset.statics,
+            preset.resumes,
+            preset.is_weighed,
         )
-        self._resumes, self._number = None, next(_numbers)
+        self._recording = self._driver.begin(options)
+        self._statics, self._number = options.statics, next(_numbers)
         try:
             self._run_hooks("capture_start")
         except BaseException as error:
@@ -166,7 +163,6 @@ class CUDAGraph(_core.Graph):
         recording = self._require_recording()
         self._recording = None
         try:
-            self._give_results(recording)
             captured = recording.finish()
         except CaptureError as error:
             from cgraph._explanation.findings import blame_at_end
@@ -194,7 +190,7 @@ class CUDAGraph(_core.Graph):
         self._labels = captured.labels
         self._ended = True
         all_graphs[id(self)] = self
-        if nodes == 0 and not self._may_be_empty:
+        if nodes == 0 and not recording.may_be_empty:
             text = (
                 "The CUDA Graph is empty: nothing was enqueued on the capturing stream. Tensors of"
                 " another device, or another current stream, are the usual cause"
@@ -211,7 +207,10 @@ class CUDAGraph(_core.Graph):
             )
         self._ended = False
         if not self._keep_graph:
-            self._drop_template()
+            captured = self._captured
+            assert captured is not None
+            self._drop_template(captured.outlives)
+            captured.owner = None
 
     def instantiate(self) -> None:
         """Make the template executable, again if it was changed; the previous exec is dropped.
@@ -230,7 +229,9 @@ class CUDAGraph(_core.Graph):
                 " CUDAGraph(keep_graph=True)"
             )
         self._require_template("instantiate()")
-        self._instantiate()
+        captured = self._captured
+        assert captured is not None and captured.footprint is not None
+        self._instantiate(captured.footprint.is_weighed or is_weighing())
         self._run_hooks("instantiate")
 
     def reset(self) -> None:
@@ -422,21 +423,6 @@ class CUDAGraph(_core.Graph):
         from cgraph._captures.fresh_results import fresh_replay
 
         return fresh_replay(self, self._captured, self._captured)(tensors)
-
-    def _give_results(self, recording: Recording) -> None:
-        """Tell a capture which tensors replays copy; it keeps none of them."""
-        if self._results:
-            recording.results, self._results = self._results, ()
-
-    def _capture_ends(self) -> None:
-        """End a capture, and leave the processing of its result to :meth:`capture_end_pre`."""
-        recording = self._require_recording()
-        try:
-            self._give_results(recording)
-            recording.end()
-        except BaseException:
-            self._recording = None
-            raise
 
     def _require_recording(self) -> Recording:
         if self._recording is None:

@@ -54,7 +54,7 @@ class DryRun:
     @property
     def device(self) -> int:
         """Bytes of the device that the graph would take: of its pool, and for its exec."""
-        return self.memory.reserved + self.memory.exec
+        return self.memory.device
 
     def as_dict(self) -> dict[str, Any]:
         """Return all numbers by name."""

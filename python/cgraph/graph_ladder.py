@@ -173,8 +173,7 @@ class GraphLadder(_core.Ladder):
 
     def bytes(self, key: Hashable) -> int:
         """Return the bytes of the device that the capture of a key took: of the pool, and execs."""
-        found = self.graph(key).memory()
-        return found.reserved + found.exec
+        return self.graph(key).memory().device
 
     def __repr__(self) -> str:
         """Return the keys that have a graph."""

@@ -9,7 +9,7 @@ Source: https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ClassVar
 
 import torch
@@ -156,11 +156,11 @@ class graph:
             theirs = self._of_torch(cuda_graph, pool, stream, capture_error_mode, **given)
             self._handed_over, self.capture_stream = theirs, theirs.capture_stream
             return
-        self._driver = _driver.current()
+        self._driver, self._number = _driver.current(), _driver.number()
         self.capture_stream = self._default_stream() if stream is None else stream
-        self._entered: ExitStack | None = None
+        self._entered: _Around | None = None
         self._host_calls: HostCalls | None = None
-        self._noting = ExitStack()
+        self._noting: AbstractContextManager[object] | None = None
 
     def __enter__(self) -> None:
         """Begin the capture."""
@@ -168,7 +168,7 @@ class graph:
             self._handed_over.__enter__()
             return
         # All possible checks come before the first call that changes anything.
-        if _driver.current() is not self._driver:
+        if _driver.number() != self._number:
             raise ForeignError(
                 "the driver in force has changed since this graph(...) was made: make it"
                 " where it is entered"
@@ -178,30 +178,30 @@ class graph:
             raise CaptureError(
                 "a capture inside another one: captures cannot be nested; end the open one first"
             )
-        stream = self._driver.stream(self.capture_stream)
+        around = _Around(self._driver.stream(self.capture_stream))
         prepare(self._driver)
-        with ExitStack() as entered:
-            entered.enter_context(stream)
-            entered.enter_context(collections_held_off())
-            # A cast from outside would be freed while the graph reads it, and replays would
-            # overwrite one from inside.
-            torch.clear_autocast_cache()
-            entered.callback(torch.clear_autocast_cache)
+        around.__enter__()
+        try:
+            options = self.cuda_graph._options
             try:
-                self.cuda_graph._recorder = (
-                    LabelRecorder(self._label_config) if self.enable_annotations else None
-                )
+                if self.enable_annotations:
+                    recorder = LabelRecorder(self._label_config)
+                    self.cuda_graph._options = options._replace(labels=recorder)
                 self.cuda_graph.capture_begin(
                     pool=self.pool,
                     capture_error_mode=self.capture_error_mode,
                     check_input_liveness=self.check_input_liveness,
                 )
             finally:
-                self.cuda_graph._recorder = None
+                self.cuda_graph._options = options
             if self._driver.device_type == "cpu":
                 self._host_calls = HostCalls()
-                self._noting.enter_context(self._host_calls.noted())
-            self._entered = entered.pop_all()
+                self._noting = self._host_calls.noted()
+                self._noting.__enter__()
+        except BaseException as error:
+            around.__exit__(type(error), error, error.__traceback__)
+            raise
+        self._entered = around
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """End the capture; the block's own exception stays the one that is raised."""
@@ -211,7 +211,9 @@ class graph:
         entered, self._entered = self._entered, None
         if entered is None:
             raise StateError("graph.__exit__() without __enter__(): use it in a with statement")
-        self._noting.close()
+        noting, self._noting = self._noting, None
+        if noting is not None:
+            noting.__exit__(None, None, None)
         host_calls, self._host_calls = self._host_calls, None
         try:
             if error is not None:
@@ -222,7 +224,7 @@ class graph:
             else:
                 self.cuda_graph.capture_end()
         finally:
-            entered.close()
+            entered.__exit__(None, None, None)
 
     @classmethod
     def _forget_streams_of(cls, device: object) -> None:
@@ -236,14 +238,12 @@ class graph:
 
         A stream that the user has set as ``default_capture_stream`` takes precedence.
         """
-        cls = type(self)
+        cls, device = type(self), self._driver.current_stream().device
         chosen = cls.default_capture_stream
-        if chosen is not None and not any(chosen is own for own in cls._default_streams):
-            if chosen.device == self._driver.current_stream().device:
-                return chosen
+        if chosen is not None and chosen not in cls._default_streams and chosen.device == device:
+            return chosen
         if "_default_streams" not in vars(cls) or cls.default_capture_stream is None:
             cls._default_streams = []
-        device = self._driver.current_stream().device
         for stream in cls._default_streams:
             if stream.device == device:
                 break
@@ -252,3 +252,23 @@ class graph:
             cls._default_streams.append(stream)
         cls.default_capture_stream = stream
         return stream
+
+
+class _Around:
+    """The state around the body of one capture: current stream, collector, autocast's cache."""
+
+    def __init__(self, stream: AbstractContextManager[object]) -> None:
+        self._stream = stream
+        self._held_off = collections_held_off()
+
+    def __enter__(self) -> None:
+        self._stream.__enter__()
+        self._held_off.__enter__()
+        # A cast from outside would be freed while the graph reads it, and replays would overwrite
+        # one from inside.
+        torch.clear_autocast_cache()
+
+    def __exit__(self, *error: Any) -> None:
+        torch.clear_autocast_cache()
+        self._held_off.__exit__(*error)
+        self._stream.__exit__(*error)

@@ -116,6 +116,7 @@ class Config(NamedTuple):
     py_stack_filter_paths: tuple[str, ...] | None = None
 
 
+_DEFAULT = Config()
 _CHOICES: dict[str, tuple[object, ...]] = {
     "backend": ("auto", "cupti", "edge_walk"),
     "key_by": ("exec", "source", "auto"),
@@ -131,7 +132,7 @@ def parse_config(config: object) -> Config:
         ArgumentError: A key or a value is unknown.
     """
     if config is None:
-        return Config()
+        return _DEFAULT
     if not isinstance(config, dict):
         raise ArgumentError(f"annotation_config is {config!r}, expected None or a dict")
     for key, value in config.items():

@@ -3,7 +3,7 @@
 >>> import torch, cgraph
 >>> with cgraph.sim.use():
 ...     x, graph = torch.ones(1000), cgraph.CUDAGraph()
-...     with cgraph.graph(graph):
+...     with cgraph.record_memory(), cgraph.graph(graph):
 ...         y = (x + 1) * 2
 ...     used = graph.memory()
 ...     print(used.reserved >> 20, "MiB in segments,", used.held, "bytes held by the output")
@@ -70,6 +70,8 @@ class PoolMemory:
 class GraphMemory:
     """Bytes of one graph, and the seconds of its capture.
 
+    What was not measured is None: see :func:`cgraph.record_memory`.
+
     Attributes:
         name: A number in the order of captures.
         where: The line of the capture.
@@ -93,16 +95,21 @@ class GraphMemory:
     name: str
     where: str
     pools: tuple[Handle, ...]
-    reserved: int
+    reserved: int | None
     peak: int | None
-    held: int
-    workspace: int
-    exec: int
+    held: int | None
+    workspace: int | None
+    exec: int | None
     host: int
     nodes: int
     seconds: float
     shares_with: tuple[str, ...]
     timeline: Timeline | None = field(repr=False, compare=False)
+
+    @property
+    def device(self) -> int:
+        """Bytes of the device that capture and exec took, as far as measured."""
+        return (self.reserved or 0) + (self.exec or 0)
 
     def as_dict(self) -> dict[str, Any]:
         """Return all numbers by name."""
@@ -132,8 +139,8 @@ class Memory:
 
     @property
     def device(self) -> int:
-        """Bytes of the device: mapped by the pools and taken by execs."""
-        return sum(one.mapped for one in self.pools) + sum(one.exec for one in self.graphs)
+        """Bytes of the device: mapped by the pools and taken by execs, as far as measured."""
+        return sum(one.mapped for one in self.pools) + sum(one.exec or 0 for one in self.graphs)
 
     @property
     def host(self) -> int:
@@ -229,7 +236,7 @@ def of_graph(graph: CUDAGraph, others: Sequence[CUDAGraph] | None = None) -> Gra
         peak=footprint.peak,
         held=footprint.held,
         workspace=footprint.workspace,
-        exec=graph._exec_bytes or 0,
+        exec=graph._exec_bytes if graph._has_exec else 0,
         host=graph._nodes * per_node,
         nodes=graph._nodes,
         seconds=footprint.seconds,
@@ -298,7 +305,7 @@ def _pools_table(pools: Iterable[PoolMemory]) -> str:
             in_units(one.mapped),
             in_units(one.in_use),
             in_units(one.kept),
-            "-" if one.limit is None else in_units(one.limit),
+            in_units(one.limit),
             str(len(one.graphs)),
         ]
         for one in pools
@@ -311,11 +318,7 @@ def _graphs_table(graphs: Iterable[GraphMemory]) -> str:
     rows = [
         [
             one.name,
-            in_units(one.reserved),
-            "-" if one.peak is None else in_units(one.peak),
-            in_units(one.held),
-            in_units(one.workspace),
-            in_units(one.exec),
+            *map(in_units, (one.reserved, one.peak, one.held, one.workspace, one.exec)),
             in_units(one.host),
             str(one.nodes),
             f"{one.seconds * 1e3:.1f}",

@@ -26,15 +26,15 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from cgraph import _core, _driver, _torch
-from cgraph._driver import Handle, Pool
+from cgraph._driver import Handle
 from cgraph.errors import ArgumentError, CaptureError, CgraphError, ForeignError
 
 if TYPE_CHECKING:
     import torch
 
     from cgraph import _torch
+    from cgraph._captures.capture_options import CaptureOptions
     from cgraph._captures.footprint import PoolState
-    from cgraph._captures.label_recorder import LabelRecorder
     from cgraph.mempool import MemPool
 
 __all__ = ["Simulator", "make_default", "use"]
@@ -110,17 +110,7 @@ class Simulator:
 
     # The driver interface.
 
-    def begin(
-        self,
-        *,
-        pool: Pool | None,
-        mode: str,
-        check_liveness: bool,
-        generators: list[Any],
-        labels: LabelRecorder | None = None,
-        statics: Sequence[Any] = (),
-        resumes: _driver.Recording | None = None,
-    ) -> _driver.Recording:
+    def begin(self, options: CaptureOptions) -> _driver.Recording:
         """Begin a capture on the current stream."""
         from cgraph._captures.sim import Recording
         from cgraph._captures.turns import Turn
@@ -138,15 +128,13 @@ class Simulator:
             )
         own = Turn(self)
         try:
-            handle = self.pools.resolve(pool)
-            capture = _core.Capture.begin(self.current_stream(), mode)
+            handle = self.pools.resolve(options.pool)
+            capture = _core.Capture.begin(self.current_stream(), options.mode)
         except BaseException:
             own.end()
             raise
-        recorder = resumes.recorder if isinstance(resumes, Recording) else None
-        options = check_liveness, generators, labels, statics, recorder
         try:
-            return Recording(self, capture, handle, own, *options)
+            return Recording(self, capture, handle, own, options)
         except BaseException:
             handle.mem_pool.is_open = False
             with suppress(CgraphError):  # it may have ended it itself

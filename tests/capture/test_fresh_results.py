@@ -13,6 +13,7 @@ from torch.testing import assert_close
 import cgraph
 from cgraph import _core, _driver, _torch
 from cgraph._breaks.sessions import Session
+from cgraph._captures.capture_options import CaptureOptions
 from cgraph._captures.fresh_results import Results, can_be_fresh
 from cgraph.errors import ArgumentError, StateError
 from cgraph.segments import SegmentedGraph
@@ -140,7 +141,8 @@ def test_a_graph_without_static_inputs_has_fresh_results(lab: Lab) -> None:
     x = fresh(lab, 6, 8)
     graph = cgraph.CUDAGraph()
     with cgraph.graph(graph):
-        graph._results = [x * 2]
+        assert graph._recording is not None
+        graph._recording.results = [x * 2]
     (first,) = graph._replay_fresh()
     x.add_(1)
     (second,) = graph._replay_fresh()
@@ -159,7 +161,6 @@ def test_a_template_that_is_kept_gives_each_exec_its_results(lab: Lab) -> None:
 def test_a_graph_keeps_no_result_of_its_capture(lab: Lab) -> None:
     graph, results = capture(one, fresh(lab, 6, 8))
     storage = _torch.WeakStorage(results[0])
-    assert graph._results == ()
     results.clear()
     gc.collect()
     assert storage.get() is None
@@ -220,7 +221,7 @@ def test_memory_outside_of_the_results_is_refused(lab: Lab) -> None:
 
 def test_a_graph_without_results_says_so(lab: Lab) -> None:
     graph = cgraph.CUDAGraph()
-    graph._statics = (fresh(lab, 6, 8),)
+    graph._options = CaptureOptions(statics=(fresh(lab, 6, 8),))
     with pytest.raises(StateError, match="new results"):
         graph._replay_fresh()
     with cgraph.graph(graph):

@@ -249,7 +249,7 @@ def test_the_native_step_stores_seed_and_offset_and_moves_the_offset_by_its_step
         sim=None,
         retained=None,
     )
-    graph._instantiate()
+    graph._instantiate(False)
     for _ in range(2):
         graph.replay()
         sim.drive()

@@ -5,15 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 import warnings
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 import cgraph
-from cgraph import _core, _torch
-from cgraph._captures import cuda_recording
+from cgraph import _torch
 from cgraph.errors import CaptureError
 from lab import CudaLab, captured, fresh
 
@@ -52,34 +50,23 @@ def test_captures_leave_the_filters_of_warnings_alone_which_are_the_process_s(
 
 
 @pytest.mark.skipif(_torch.keeps_state_of_captures(), reason="there torch ends the capture")
-@pytest.mark.parametrize("when", ["before", "after", "in the host"])
+@pytest.mark.parametrize("when", ["before", "after"])
 def test_an_interrupt_at_the_end_of_a_capture_leaves_everything_as_before(
     monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
-    class Interrupted:
-        """An open capture whose end is interrupted."""
+    host: Any = type(_torch.HostGraph())
+    end = host.capture_end
 
-        @staticmethod
-        def take_over(stream: _core.Stream) -> Any:
-            if when != "before":
-                capture = _core.Capture.take_over(stream)
-                if when == "in the host":
-                    return capture
-                capture.finish()
-            raise KeyboardInterrupt
-
-    def interrupted(stream: _core.Stream) -> None:
-        _core.begin_and_hand_over(stream)
+    def interrupted(self: Any) -> None:
+        if when == "after":
+            end(self)
+        monkeypatch.undo()
         raise KeyboardInterrupt
 
-    names = {name: getattr(_core, name) for name in dir(_core)} | {"Capture": Interrupted}
-    if when == "in the host":
-        names["begin_and_hand_over"] = interrupted
-    monkeypatch.setattr(cuda_recording, "_core", SimpleNamespace(**names))
+    monkeypatch.setattr(host, "capture_end", interrupted, raising=False)
     graph, x = cgraph.CUDAGraph(), fresh(lab, 64)
     with pytest.raises(KeyboardInterrupt), cgraph.graph(graph):
         torch.rand(64, device="cuda").add_(x)
-    monkeypatch.undo()
     assert not torch.cuda.is_current_stream_capturing()
     require_all_as_before()
     with cgraph.graph(graph):

@@ -17,6 +17,7 @@ from torch.testing import assert_close
 
 import cgraph
 from cgraph import _core, _torch
+from cgraph._captures.capture_options import CaptureOptions
 from fresh_results import capture, entry, results_of
 
 pytestmark = pytest.mark.gpu
@@ -302,9 +303,10 @@ def test_the_graph_s_memory_may_be_used_again_in_its_pool() -> None:
     for factor in (2.0, 3.0):
         static = torch.empty(1000, device="cuda")
         graph = cgraph.CUDAGraph()
-        graph._statics = (static,)
+        graph._options = CaptureOptions(statics=(static,))
         with cgraph.graph(graph, pool=pool):
-            graph._results = [static * factor]
+            assert graph._recording is not None
+            graph._recording.results = [static * factor]
         gc.collect()
         graphs.append(graph)
     x = torch.randn(1000, device="cuda")

@@ -13,6 +13,7 @@ from torch import Tensor
 
 import cgraph
 from cgraph import _core
+from cgraph._captures.capture_options import CaptureOptions
 from cgraph.errors import ArgumentError
 from graphed_calls import near
 
@@ -106,7 +107,7 @@ def test_padding_goes_with_its_function() -> None:
 
 def test_a_padded_graph_says_what_it_was_not_given() -> None:
     graph, x = cgraph.CUDAGraph(), torch.randn(8, 3, device="cuda")
-    graph._statics = (x,)
+    graph._options = CaptureOptions(statics=(x,))
     with cgraph.graph(graph):
         result = x * 2
     assert graph._captured is not None

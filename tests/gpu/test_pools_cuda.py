@@ -94,12 +94,13 @@ def test_the_ledger_agrees_with_the_device_for_51_batch_sizes() -> None:
             model(pieces[:batch])
         gc.collect()
         before, pool, kept = free(), cgraph.graph_pool_handle(), []
-        for batch in range(51, 0, -1):
-            graph = cgraph.CUDAGraph(keep_graph=batch % 2 == 0)
-            with cgraph.graph(graph, pool=pool):
-                out = model(pieces[:batch])
-            graph.replay()
-            kept.append((graph, batch, out))
+        with cgraph.record_memory(blocks=False):
+            for batch in range(51, 0, -1):
+                graph = cgraph.CUDAGraph(keep_graph=batch % 2 == 0)
+                with cgraph.graph(graph, pool=pool):
+                    out = model(pieces[:batch])
+                graph.replay()
+                kept.append((graph, batch, out))
         for graph, batch, out in kept:
             graph.replay()
             torch.testing.assert_close(out, model(pieces[:batch]), rtol=0, atol=0)
@@ -134,7 +135,7 @@ def test_a_dry_run_leaves_the_device_as_it_was() -> None:
     graph = cgraph.CUDAGraph()
     for _ in range(2):
         step()
-    with cgraph.graph(graph):
+    with cgraph.record_memory(blocks=False), cgraph.graph(graph):
         loss = step()
     assert found.memory.nodes == graph.memory().nodes
     assert found.memory.reserved == graph.memory().reserved
@@ -218,7 +219,7 @@ def test_issue_193402_a_graph_goes_and_the_workspace_of_another_stays() -> None:
     kept, gone = cgraph.CUDAGraph(), cgraph.CUDAGraph()
     outs = []
     for graph in (gone, kept):
-        with cgraph.graph(graph, stream=stream):
+        with cgraph.record_memory(blocks=False), cgraph.graph(graph, stream=stream):
             outs.append(product(matrix))
     # Both have one of their own, in the pool that they keep.
     assert gone.memory().workspace == kept.memory().workspace > 0
@@ -239,7 +240,7 @@ def test_traps_T79_T80_no_eager_work_uses_the_workspace_of_a_capture() -> None:
     matrix, stream = fresh(lab, 512, 512), torch.cuda.Stream()
     pool, graph = cgraph.MemPool(), cgraph.CUDAGraph()
     warm(matrix)
-    with cgraph.graph(graph, pool=pool, stream=stream):
+    with cgraph.record_memory(blocks=False), cgraph.graph(graph, pool=pool, stream=stream):
         out = product(matrix)
     in_use = cgraph.memory().pools[0].in_use
     with torch.cuda.stream(stream):

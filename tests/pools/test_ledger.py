@@ -70,6 +70,28 @@ def test_the_numbers_of_a_known_capture(lab: Lab) -> None:
     del y
 
 
+def test_only_what_was_to_be_measured_has_bytes(lab: Lab) -> None:
+    x = fresh(lab, 1000)
+    plain, measured, scoped = (cgraph.CUDAGraph(keep_graph=True) for _ in range(3))
+    with cgraph.graph(plain):
+        y = x * 2
+    with cgraph.record_memory(blocks=False), cgraph.graph(measured):
+        z = x * 2
+    with cgraph.capture_scope() as pool, cgraph.graph(scoped, pool=pool):
+        w = x * 2
+    for graph, is_measured in ((plain, False), (measured, True), (scoped, True)):
+        graph.replay()
+        used = graph.memory()
+        numbers = (used.reserved, used.held, used.workspace, used.exec)
+        assert [one is not None for one in numbers] == [is_measured] * 4
+        assert used.peak is None and used.timeline is None and used.seconds > 0
+    assert plain.memory().device == 0 and "-" in str(cgraph.memory())
+    with cgraph.record_memory(blocks=False):
+        plain.instantiate()
+    assert plain.memory().exec is not None and plain.memory().held is None
+    del y, z, w
+
+
 @pytest.mark.parametrize(("numbers", "bytes"), [(1, 512), (128, 512), (129, 1024), (4096, 16384)])
 def test_held_is_the_outputs_bytes_in_steps_of_512(lab: Lab, numbers: int, bytes: int) -> None:
     x = fresh(lab, numbers)
@@ -83,7 +105,7 @@ def test_a_capture_into_a_grown_pool_reserves_nothing_and_one_that_drops_all_hol
     x, pool = fresh(lab, 1000), MemPool()
     first, y = capture(lambda: x * 2, pool)
     second = cgraph.CUDAGraph()
-    with cgraph.graph(second, pool=pool):
+    with cgraph.record_memory(blocks=False), cgraph.graph(second, pool=pool):
         x.add_(x * 3)
     assert (first.memory().reserved, first.memory().held) == (SEGMENT, 4096)
     assert (second.memory().reserved, second.memory().held) == (0, 0)
@@ -126,7 +148,7 @@ def test_totals_are_the_sums_of_the_entries(lab: Lab) -> None:
     pool.pause("host")
     found = cgraph.memory()
     pools, graphs = found.pools, found.graphs
-    assert found.device == sum(p.mapped for p in pools) + sum(g.exec for g in graphs)
+    assert found.device == sum(p.mapped for p in pools) + sum(g.exec or 0 for g in graphs)
     assert found.host == sum(p.kept for p in pools) + sum(g.host for g in graphs)
     assert found.device >= SEGMENT and found.host >= SEGMENT
     pool.resume()

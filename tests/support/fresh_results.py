@@ -10,6 +10,7 @@ from torch import Tensor
 
 import cgraph
 from cgraph import _core, _torch
+from cgraph._captures.capture_options import CaptureOptions
 from cgraph._captures.fresh_results import Results
 
 __all__ = ["capture", "entry", "results_of"]
@@ -20,10 +21,11 @@ def capture(
 ) -> tuple[cgraph.CUDAGraph, list[Tensor]]:
     """Return a graph of a function, and its results there."""
     graph = cgraph.CUDAGraph(**options)
-    graph._statics = statics
+    graph._options = CaptureOptions(statics=statics)
     with cgraph.graph(graph):
         results = list(fn(*statics))
-        graph._results = results
+        assert graph._recording is not None
+        graph._recording.results = results
     return graph, results
 
 

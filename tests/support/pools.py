@@ -18,9 +18,9 @@ MIB = 1 << 20
 
 
 def capture(work: Callable[[], Tensor], pool: Any = None) -> tuple[cgraph.CUDAGraph, Tensor]:
-    """Return a graph of some work, and its output."""
+    """Return a graph of some work, whose bytes are measured, and its output."""
     graph = cgraph.CUDAGraph()
-    with cgraph.graph(graph, pool=pool):
+    with cgraph.record_memory(blocks=False), cgraph.graph(graph, pool=pool):
         output = work()
     return graph, output
 

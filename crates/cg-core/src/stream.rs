@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::device::Device;
 use crate::driver::handle::{EventHandle, StreamHandle};
-use crate::driver::owned::{OwnedEvent, OwnedStream, same_driver};
+use crate::driver::owned::{OwnedEvent, OwnedGraph, OwnedStream, same_driver};
 use crate::driver::{CaptureStatus, is_exiting};
 use crate::error::Result;
 use crate::retain::{Fence, Retained};
@@ -145,6 +145,28 @@ impl Stream {
     #[doc(alias = "cuStreamIsCapturing")]
     pub fn is_capturing(&self) -> Result<bool> {
         Ok(self.inner.owned.capture_status()? != CaptureStatus::None)
+    }
+
+    /// Return how many nodes the capture that is open on it has recorded; none if it does not capture, or its
+    /// capture was made unusable.
+    ///
+    /// # Errors
+    /// What the driver reports.
+    ///
+    /// # Safety
+    /// No other thread ends or breaks the capture during the call, which would take the graph away
+    /// that is looked at.
+    #[expect(
+        unsafe_code,
+        reason = "the caller vouches for a graph that the driver owns"
+    )]
+    #[doc(alias = "cuStreamGetCaptureInfo")]
+    pub unsafe fn captured_nodes(&self) -> Result<Option<usize>> {
+        let Some(info) = self.owned().capture_info()? else {
+            return Ok(None);
+        };
+        let driver = Arc::clone(self.device().driver());
+        OwnedGraph::borrowed(driver, info.graph).count().map(Some)
     }
 
     /// Keep others from enqueuing, and from beginning or ending captures.

@@ -3,7 +3,6 @@
 
 mod support;
 
-use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex};
 
 use cg_core::driver::Driver as _;
@@ -16,8 +15,6 @@ use support::kernels::{Kernels, PTX};
 use support::{
     BYTES, POISON, WORDS, all, bytes, code, error, memory, poisoned, sim, sim_from, words,
 };
-
-const ONE: NonZeroUsize = NonZeroUsize::MIN;
 
 /// The names of closures in the order in which they ran.
 type Order = Arc<Mutex<Vec<String>>>;
@@ -457,39 +454,4 @@ fn a_conditional_node_tells_its_bodies_to_new_drivers_only() {
         drop(copy);
         assert_eq!(sim.live(), Live::default());
     }
-}
-
-#[test]
-fn a_template_that_cannot_be_instantiated_keeps_no_other_from_it() {
-    let (sim, device) = sim();
-    let (stream, x) = (Stream::new(&device).unwrap(), poisoned(&device));
-    let template = |value| {
-        let template = Template::new(&device).unwrap();
-        let work = Work::memset(&x, value).unwrap();
-        template.add(&work, &[]).unwrap();
-        Arc::new(template)
-    };
-    let mut templates: Vec<Arc<Template>> = (1..6).map(template).collect();
-    let flags = InstantiateFlags::default();
-    let before = sim.calls().len();
-    drop(Template::instantiate_all(templates.clone(), flags, ONE).unwrap());
-    let calls = sim.calls().split_off(before);
-    let first = calls
-        .iter()
-        .position(|call| *call == Call::GraphInstantiate);
-    sim.fail_call(first.unwrap(), Code::OUT_OF_MEMORY);
-    let execs = Template::instantiate_all(templates.clone(), flags, ONE).unwrap();
-    sim.clear_faults();
-    assert!(matches!(execs[0], Err(Error::Instantiate { .. })));
-    for (value, exec) in (2..).zip(&execs[1..]) {
-        exec.as_ref().unwrap().replay(&stream).unwrap();
-        stream.synchronize().unwrap();
-        assert_eq!(words(&x), all(value));
-    }
-
-    let (_, other) = support::sim();
-    templates.push(Arc::new(Template::new(&other).unwrap()));
-    let execs = Template::instantiate_all(templates, flags, ONE).unwrap();
-    assert!(matches!(execs.last(), Some(Err(Error::Foreign { .. }))));
-    assert_eq!(execs.iter().filter(|exec| exec.is_ok()).count(), 5);
 }

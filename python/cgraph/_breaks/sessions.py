@@ -15,6 +15,7 @@ from cgraph._breaks.flows import Flow
 from cgraph._breaks.forks import Forks
 from cgraph._breaks.inner_flows import InnerFlow
 from cgraph._breaks.modes import Modes
+from cgraph._captures.capture_options import CaptureOptions
 from cgraph._captures.label_recorder import LabelRecorder
 from cgraph._captures.pool_blocks import PoolBlocks
 from cgraph._captures.sim_pools import SimMemPool
@@ -96,14 +97,17 @@ class Session:
     def begin(self, statics: Sequence[torch.Tensor] = ()) -> None:
         """Begin a segment on the capturing stream, which is current."""
         segment = CUDAGraph(self.keeps)
-        segment._statics = statics
-        segment._recorder = LabelRecorder(Config()) if self.annotates else None
-        # In a backward pass torch runs each node in the modes in which the pass began.
-        segment._resumes = self._last
+        segment._options = CaptureOptions(
+            labels=LabelRecorder(Config()) if self.annotates else None,
+            statics=statics,
+            # In a backward pass torch runs each node in the modes in which the pass began.
+            resumes=self._last,
+            is_weighed=True,
+        )
         for generator in self.generators:
             segment.register_generator_state(generator)
         segment.capture_begin(pool=self._pool, capture_error_mode=self._mode)
-        segment._recorder = None
+        segment._options = CaptureOptions()
         self._open, self._last = segment, segment._recording
         if self._blocks is not None and self._last is not None:
             self._blocks.token = self._last.pool
@@ -180,8 +184,8 @@ class Session:
                 "the function went on after a break or its backward pass had raised, and what"
                 " followed was not captured: let the exception out, or catch it inside the break"
             ) from self._failure
-        if results and self._open is not None:
-            self._open._results = results
+        if self._open is not None and self._open._recording is not None:
+            self._open._recording.results = results
         self._end(is_last=True)
         for step in self._steps:
             if isinstance(step, Break):
@@ -228,8 +232,8 @@ class Session:
         assert segment is not None
         self.forks.end(is_last)
         is_first = not self._steps
-        segment._may_be_empty = self._may_be_empty or not (is_first and is_last)
         if segment._recording is not None:
+            segment._recording.may_be_empty = self._may_be_empty or not (is_first and is_last)
             segment._recording.goes_on = not is_last
         segment.capture_end()
         self._open = None

@@ -16,6 +16,7 @@ from cgraph._autograd.pool_order import PoolOrder
 from cgraph._breaks.outer_flows import OuterFlow, live_results
 from cgraph._callables.graphed import reached
 from cgraph._callables.sample import Sample
+from cgraph._captures.capture_options import CaptureOptions
 from cgraph._driver import Pool
 from cgraph.cudagraph import CUDAGraph
 from cgraph.errors import CallableError, add_note
@@ -192,7 +193,7 @@ class Captures:
         self, body: Callable[[], Any], statics: tuple[torch.Tensor, ...]
     ) -> tuple[CUDAGraph, Any]:
         made = CUDAGraph()
-        made._statics = statics
+        made._options = CaptureOptions(statics=statics, is_weighed=True)
         with graph(made, **self._options, enable_annotations=self._annotations):
             result = body()
         return made, result

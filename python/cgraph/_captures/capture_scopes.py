@@ -10,6 +10,7 @@ from typing import Any
 
 from cgraph import _driver, _torch
 from cgraph._captures.collector import collections_held_off
+from cgraph._captures.footprint import record_memory
 from cgraph._captures.turns import Turn
 from cgraph._driver import Driver, Pool
 from cgraph.errors import StateError
@@ -30,7 +31,7 @@ def prepared(driver: Driver) -> Iterator[None]:
     depth: int = getattr(_of_thread, "depth", 0)
     _of_thread.depth = depth + 1
     try:
-        with collections_held_off():
+        with collections_held_off(), record_memory(blocks=False):
             yield
     finally:
         _of_thread.depth = depth

@@ -15,25 +15,38 @@ _blocks = 0
 _was_enabled = False
 
 
-@contextmanager
-def collections_held_off() -> Iterator[None]:
-    """Keep collections from starting by themselves in a ``with`` block, on any thread.
+class collections_held_off:
+    """A block in which no collection starts by itself, on any thread.
 
     A collection might take a graph or a pool of torch's; CUDA frees it, and that ends all captures.
     """
-    global _blocks, _was_enabled
-    with _lock:
-        if _blocks == 0:
-            _was_enabled = gc.isenabled()
-            gc.disable()
-        _blocks += 1
-    try:
-        yield
-    finally:
+
+    _is_open = False
+
+    def __enter__(self) -> None:
+        """Turn the collector off."""
+        global _blocks, _was_enabled
+        self._is_open = True
+        with _lock:
+            if _blocks == 0:
+                _was_enabled = gc.isenabled()
+                gc.disable()
+            _blocks += 1
+
+    def __exit__(self, *_: object) -> None:
+        """Turn it on again if it was on and no other block is open."""
+        global _blocks
+        if not self._is_open:
+            return
+        self._is_open = False
         with _lock:
             _blocks -= 1
             if _blocks == 0 and _was_enabled:
                 gc.enable()
+
+    def __del__(self) -> None:
+        """End a block that was entered and forgotten."""
+        self.__exit__()
 
 
 @contextmanager

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 
 from cgraph import _core, _torch
-from cgraph._captures import cuda_pools, liveness
+from cgraph._captures import cuda_pools
+from cgraph._captures.capture_options import CaptureOptions
 from cgraph._captures.cuda_pools import CudaMemPool
 from cgraph._captures.cuda_recording import Recording
 from cgraph._captures.footprint import PoolState
-from cgraph._captures.label_recorder import LabelRecorder
 from cgraph._captures.turns import Turn
-from cgraph._driver import Handle, Pool
+from cgraph._driver import Handle
 from cgraph.errors import CaptureError, ForeignError
 from cgraph.mempool import MemPool
 
@@ -32,21 +32,11 @@ class Cuda:
         _torch.require_cuda()
         self._side_streams: dict[int, tuple[_core.Stream, torch.cuda.Stream]] = {}
 
-    def begin(
-        self,
-        *,
-        pool: Pool | None,
-        mode: str,
-        check_liveness: bool,
-        generators: list[Any],
-        labels: LabelRecorder | None = None,
-        statics: Sequence[torch.Tensor] = (),
-        resumes: Any = None,
-    ) -> Recording:
+    def begin(self, options: CaptureOptions) -> Recording:
         """Begin a capture on torch's current stream."""
         # Fails with NoDriverError where torch would fail in CUDA's initialisation.
         ordinal = torch.cuda.current_device() if _torch.has_gpu() else 0
-        device = _core.Device.cuda(ordinal)
+        device = _torch.device_of(ordinal)
         stream = _torch.current_stream(ordinal)
         if not stream.cuda_stream:
             raise CaptureError(
@@ -65,23 +55,8 @@ class Cuda:
             side = self._side_stream(device, ordinal)
             _torch.release_outliving()
             _torch.make_handles(ordinal)
-            # cgraph does not wait for the device from here on: that would end the capture.
-            mark = device.mark_capture()
-            return Recording(
-                device,
-                ordinal,
-                stream,
-                side,
-                cuda_pools.resolve(pool, ordinal, side),
-                mode,
-                liveness.LivenessMode() if check_liveness else None,
-                generators,
-                labels,
-                statics,
-                mark,
-                own,
-                resumes,
-            )
+            handle = cuda_pools.resolve(options.pool, ordinal, side)
+            return Recording(device, ordinal, stream, side, handle, options, own)
         except BaseException:
             own.end()
             raise
@@ -186,7 +161,7 @@ class Cuda:
     def current_stream(self) -> torch.cuda.Stream:
         """Return torch's current stream."""
         self._require_gpu()
-        return _torch.current_stream(torch.cuda.current_device())
+        return _torch.current_stream(_torch.current_ordinal())
 
     def synchronize(self) -> None:
         """Wait for all work of the current device.
@@ -195,12 +170,12 @@ class Cuda:
             CaptureError: A stream of the device captures: the wait would end that capture.
         """
         ordinal = torch.cuda.current_device() if _torch.has_gpu() else 0
-        if _core.Device.cuda(ordinal).has_captures():
+        if _torch.device_of(ordinal).has_captures():
             raise CaptureError(
                 f"a wait for cuda:{ordinal} while a stream of it is capturing, which CUDA does not"
                 " allow: wait, or begin another capture, when that capture has ended"
             )
-        torch.cuda.synchronize()
+        _torch.synchronize()
 
     def empty_cache(self) -> None:
         """Give torch's unused cached memory back."""

@@ -21,6 +21,7 @@ __all__ = [
     "CudaMemPool",
     "PoolHandle",
     "all_known",
+    "count",
     "has",
     "known",
     "new_handle",
@@ -33,6 +34,8 @@ __all__ = [
 # process has no more than 128 TiB of addresses.
 _RANGE_OF_A_CAPTURE = 4 << 30
 
+_keepers: weakref.WeakValueDictionary[tuple[int, ...], _torch.PoolKeeper]
+_keepers = weakref.WeakValueDictionary()
 _known: weakref.WeakValueDictionary[Handle, CudaMemPool] = weakref.WeakValueDictionary()
 
 
@@ -137,6 +140,11 @@ def all_known() -> list[CudaMemPool]:
     return list(_known.values())
 
 
+def count() -> int:
+    """Return the number of these pools, or a little more."""
+    return len(_known)
+
+
 def state(handle: Handle) -> PoolState:
     """Return the segments of a pool and its blocks in use, as torch's allocator knows them."""
     segments = _torch.pool_segments(handle)
@@ -210,10 +218,20 @@ def resolve(pool: Pool | None, ordinal: int, side: torch.cuda.Stream) -> PoolHan
             " capture begins"
         )
     _refuse_paused(handle)
-    if handle.keeper is None:
-        handle.keeper = _torch.PoolKeeper((handle[0], handle[1]), side, _owner(pool, mem_pool))
-        handle.ordinal = ordinal
+    handle.ordinal = ordinal
+    # The host of its first capture will keep a pool that nobody else has.
+    if handle.keeper is None and pool is not None:
+        handle.keeper = _keeper((handle[0], handle[1]), side, _owner(pool, mem_pool))
     return handle
+
+
+def _keeper(token: Handle, side: torch.cuda.Stream, owner: object) -> _torch.PoolKeeper:
+    """Return the keeper of a pool and its owner, which captures that are alive share."""
+    key = (*token, side.device_index, id(owner))
+    found = _keepers.get(key)
+    if found is None:
+        found = _keepers[key] = _torch.PoolKeeper(token, side, owner)
+    return found
 
 
 def _handle(pool: Pool | None) -> PoolHandle:

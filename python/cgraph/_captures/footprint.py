@@ -23,6 +23,7 @@ __all__ = [
     "PoolState",
     "in_blocks",
     "is_recording",
+    "is_weighing",
     "record_memory",
 ]
 
@@ -36,12 +37,10 @@ class PoolSizes(NamedTuple):
     Attributes:
         reserved: Bytes in segments.
         in_use: Bytes in blocks that are in use.
-        freed: Number of blocks freed so far.
     """
 
     reserved: int
     in_use: int
-    freed: int
 
 
 class PoolState(NamedTuple):
@@ -90,20 +89,24 @@ class Footprint(NamedTuple):
         held: Bytes of the blocks that it allocated and that were in use at its end. On CUDA blocks
             that other threads allocated meanwhile count too, unless :func:`record_memory` was on.
         workspace: Bytes of library workspaces that it took from the pool and gave back at its end.
-        freed: Number of blocks freed during the capture, as those of intermediate results. On CUDA
-            blocks of other threads count too.
         timeline: Its blocks in order, if :func:`record_memory` was on.
         where: The line that began it.
         seconds: From its begin to its end.
+
+    The first three are None if it was not weighed.
     """
 
-    reserved: int
-    held: int
-    workspace: int
-    freed: int
+    reserved: int | None
+    held: int | None
+    workspace: int | None
     timeline: Timeline | None
     where: str
     seconds: float
+
+    @property
+    def is_weighed(self) -> bool:
+        """True if bytes of it were measured."""
+        return self.held is not None
 
     @property
     def peak(self) -> int | None:
@@ -118,6 +121,7 @@ class Meter:
         mem_pool: The pool, if it is cgraph's.
         weigh: Returns the pool in numbers, at a cost that does not grow with the pool.
         look: Returns the pool's state; called only if the blocks are recorded.
+        is_on: Measure bytes whether or not :func:`is_weighing`.
     """
 
     def __init__(
@@ -125,6 +129,8 @@ class Meter:
         mem_pool: MemPool | None,
         weigh: Callable[[], PoolSizes],
         look: Callable[[], PoolState],
+        *,
+        is_on: bool = False,
     ) -> None:
         self._mem_pool = mem_pool
         self._look = look
@@ -132,9 +138,9 @@ class Meter:
         self._where = user_line() or "?"
         self._blocks: list[tuple[int, int]] = []
         if is_recording():
-            self._weigh = functools.partial(_weighed_closely, look, weigh)
+            self._weigh = functools.partial(_weighed_closely, look)
             self._blocks = look().blocks
-        self._before = self._weigh()
+        self._before = self._weigh() if is_on or is_weighing() else None
         self._began = time.perf_counter()
 
     def restart(self) -> None:
@@ -156,9 +162,10 @@ class Meter:
             goes_on: Another capture resumes this one, and has the bytes of both.
         """
         seconds = time.perf_counter() - self._began
-        if goes_on and not is_recording():
+        if self._before is None or (goes_on and not is_recording()):
             release_workspaces()
-            return Footprint(0, 0, 0, 0, None, self._where, seconds)
+            none = None if self._before is None else 0
+            return Footprint(none, none, none, None, self._where, seconds)
         with_workspaces = self._weigh()
         release_workspaces()
         after = self._weigh()
@@ -167,7 +174,6 @@ class Meter:
             reserved=max(0, after.reserved - self._before.reserved),
             held=max(0, after.in_use - self._before.in_use),
             workspace=max(0, with_workspaces.in_use - after.in_use),
-            freed=with_workspaces.freed - self._before.freed,
             timeline=None if recorded is None else self._timeline(self._look(), recorded),
             where=self._where,
             seconds=seconds,
@@ -202,34 +208,49 @@ def in_blocks(size: int) -> int:
 
 
 _BLOCK_BYTES = 512
-_recorders = 0
+# The open blocks of :func:`record_memory`: all, and those that record each block of memory.
+_weighers = _recorders = 0
 _counting = threading.Lock()
 
 
 def is_recording() -> bool:
-    """Return whether :func:`record_memory` is on."""
+    """Return whether :func:`record_memory` records blocks."""
     return _recorders > 0
 
 
-@contextmanager
-def record_memory() -> Iterator[None]:
-    """Record the blocks of all captures that begin inside the ``with`` block, in all threads.
+def is_weighing() -> bool:
+    """Return whether :func:`record_memory` is on."""
+    return _weighers > 0
 
-    Graphs captured there know the most bytes that were in blocks at once, and can draw them:
-    ``graph.memory().plot("pool.svg")``. On CUDA this turns on torch's own record of its allocator,
-    without stacks, during each capture; a record that is already on is left alone and used.
+
+@contextmanager
+def record_memory(*, blocks: bool = True) -> Iterator[None]:
+    """Measure the bytes of all captures that begin inside the ``with`` block, in all threads.
+
+    ``graph.memory()`` has ``reserved``, ``held``, ``workspace`` and ``exec`` of graphs captured
+    there. Those of other graphs are None: to measure them takes as long as a small capture. Also
+    measured are captures inside of :func:`cgraph.capture_scope`, and those that cgraph makes by
+    itself, as of a graphed function.
+
+    Args:
+        blocks: Also record each block of memory, so that graphs know the most bytes that were in
+            blocks at once, and can draw them: ``graph.memory().plot("pool.svg")``. On CUDA this
+            turns on torch's own record of its allocator, without stacks, during each capture; a
+            record that is already on is left alone and used.
     """
-    global _recorders
+    global _weighers, _recorders
     with _counting:
-        _recorders += 1
+        _weighers += 1
+        _recorders += blocks
     try:
         yield
     finally:
         with _counting:
-            _recorders -= 1
+            _weighers -= 1
+            _recorders -= blocks
 
 
 # No method: a meter that referred to itself would keep the pool.
-def _weighed_closely(look: Callable[[], PoolState], weigh: Callable[[], PoolSizes]) -> PoolSizes:
+def _weighed_closely(look: Callable[[], PoolState]) -> PoolSizes:
     state = look()
-    return PoolSizes(state.reserved, state.in_use, weigh().freed)
+    return PoolSizes(state.reserved, state.in_use)

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cgraph import _core, _torch
+from cgraph._captures.capture_options import CaptureOptions
 from cgraph._captures.footprint import Meter, is_recording
 from cgraph._captures.fresh_results import Results
-from cgraph._captures.label_recorder import LabelRecorder
 from cgraph._captures.liveness import OutsideTensor
 from cgraph._captures.sim_copies import Deliver, Feed
 from cgraph._captures.sim_pools import SimHandle, SimMemPool
@@ -63,6 +63,7 @@ class Recording:
 
     results: Sequence[torch.Tensor] = ()
     goes_on: bool = False
+    may_be_empty: bool = False
 
     def __init__(
         self,
@@ -70,31 +71,29 @@ class Recording:
         capture: _core.Capture,
         handle: SimHandle,
         own: Turn,
-        check_liveness: bool,
-        generators: list[torch.Generator],
-        labels: LabelRecorder | None,
-        statics: Sequence[torch.Tensor],
-        recorder: Recorder | None = None,
+        options: CaptureOptions,
     ) -> None:
         self._turn = own
-        # Set from the end of the capture until it is finished.
-        self._made: Captured | None = None
-        self._feed = Feed(simulator, statics) if statics else None
+        self._feed = Feed(simulator, options.statics) if options.statics else None
         self._simulator = simulator
         self._capture = capture
         self._stream = simulator.current_stream()
         self._handle = handle
-        self._check_liveness = check_liveness
+        self._checks_liveness = options.checks_liveness
         self._thread = threading.get_ident()
-        if recorder is None:
+        resumed, labels = options.resumes, options.labels
+        if isinstance(resumed, Recording):
+            recorder = resumed.recorder
+        else:
             recorder = Recorder(simulator, handle.mem_pool)
-        self.recorder = recorder
-        recorder.begin(generators)
+        self.recorder: Recorder = recorder
+        recorder.begin(options.generators)
         self._labels = labels
-        handle.mem_pool.is_open = True
-        self._meter = Meter(handle.mem_pool, handle.mem_pool.sizes, handle.mem_pool.state)
+        mem_pool = handle.mem_pool
+        mem_pool.is_open = True
+        self._meter = Meter(mem_pool, mem_pool.sizes, mem_pool.state, is_on=options.is_weighed)
         if is_recording():
-            handle.mem_pool.record()
+            mem_pool.record()
         self._uncompiled = _torch.Uncompiled()
         if not simulator.captures_compiled:
             recorder.uncompiled = self._uncompiled.__enter__()
@@ -112,8 +111,8 @@ class Recording:
         """The token of the capture's pool."""
         return self._handle
 
-    def end(self) -> None:
-        """End the capture; :meth:`finish` returns its result."""
+    def finish(self) -> Captured:
+        """End the capture on the stream and thread it began on; an error leaves nothing."""
         current = self._simulator.current_stream()
         if current != self._stream:
             self.abandon()
@@ -145,11 +144,11 @@ class Recording:
         results = None
         if self.results:
             results, self.results = Results(self.results), ()
-        self._made = Captured(
+        return Captured(
             template,
             pools=[self._handle],
             current=self._simulator.stream_of_replay,
-            check=self.recorder.check() if self._check_liveness else None,
+            check=self.recorder.check() if self._checks_liveness else None,
             sim=None if self._simulator.asynchronous else self._simulator.core,
             feed=self._feed,
             results=results,
@@ -159,19 +158,8 @@ class Recording:
             footprint=footprint,
         )
 
-    def finish(self) -> Captured:
-        """End the capture unless it has ended, and return its result; an error leaves nothing."""
-        if self._made is None:
-            self.end()
-        made, self._made = self._made, None
-        assert made is not None
-        return made
-
     def abandon(self) -> str | None:
         """End the capture and discard its work; return the driver's error, if there is one."""
-        made, self._made = self._made, None
-        if made is not None:
-            return None
         self._end_recording()
         self._handle.mem_pool.recorded()
         try:
@@ -218,7 +206,7 @@ class Recorder(_torch.Bystander):
         self._memory = memory
         self._fake = CpuFakeMode(allow_non_fake_inputs=True)
 
-    def begin(self, generators: list[torch.Generator]) -> None:
+    def begin(self, generators: Sequence[torch.Generator]) -> None:
         """Begin a capture that may draw from these generators."""
         self.over = False
         self._generators = generators

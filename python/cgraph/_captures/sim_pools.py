@@ -67,7 +67,6 @@ class SimMemPool(MemPool):
         self._blocks: dict[int, int] = {}
         # What keeps each block, and torch's object of its storage, by the address of tensors.
         self._owners: dict[int, tuple[list[_core.Block], int]] = {}
-        self._freed = 0
         self._events: list[Event] | None = None
         simulator.pools.known[self.id] = self
 
@@ -121,7 +120,7 @@ class SimMemPool(MemPool):
     def sizes(self) -> PoolSizes:
         """Return its segments and blocks in numbers."""
         state = self.state()
-        return PoolSizes(state.reserved, state.in_use, self._freed)
+        return PoolSizes(state.reserved, state.in_use)
 
     def trim(self) -> int:
         """Give back segments that nothing uses and no graph knows; return their bytes."""
@@ -213,7 +212,6 @@ class SimMemPool(MemPool):
             self._blocks[address] = size
         else:
             del self._blocks[address]
-            self._freed += 1
         if self._events is not None:
             # Only a record pays for the walk through the frames.
             frames = user_frames() if action == "alloc" else ()

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import threading
 
-import torch
 from typing_extensions import Self
 
-from cgraph import _driver
+from cgraph import _driver, _torch
 from cgraph._driver import Driver
 from cgraph.errors import CaptureError
 
 __all__ = ["Turn"]
 
 _Place = tuple[int, int]
-_changed = threading.Condition()
+_lock = threading.Lock()
+_changed = threading.Condition(_lock)
+_waiting = 0
 _taken: dict[_Place, list[Turn]] = {}
 
 
@@ -36,12 +37,13 @@ class Turn:
     """
 
     def __init__(self, driver: Driver, *, waits: bool = False) -> None:
+        global _waiting
         self._is_over = True
         on_gpu = driver.device_type == "cuda"
-        ordinal = torch.cuda.current_device() if on_gpu else 0
+        ordinal = _torch.current_ordinal() if on_gpu else 0
         self._place = _driver.number(), ordinal
         self._thread = threading.current_thread()
-        with _changed:
+        with _lock:
             while (other := self._other()) is not None:
                 if not waits or not other.is_alive():
                     where = f"cuda:{ordinal}" if on_gpu else "the simulator"
@@ -50,23 +52,32 @@ class Turn:
                         " captures of a device come one after another; begin it when that capture"
                         " has ended"
                     )
-                # A thread may end without a word.
-                _changed.wait(1.0)
+                _waiting += 1
+                try:
+                    # A thread may end without a word.
+                    _changed.wait(1.0)
+                finally:
+                    _waiting -= 1
             _taken.setdefault(self._place, []).append(self)
             self._is_over = False
 
     def end(self) -> None:
         """Let other threads capture, from any thread."""
-        with _changed:
+        if self._is_over:
+            return
+        with _lock:
             if not self._is_over:
                 self._is_over = True
                 _taken[self._place].remove(self)
-                _changed.notify_all()
+                if _waiting:
+                    _changed.notify_all()
 
     def _other(self) -> threading.Thread | None:
         """Return another thread that captures here."""
-        threads = (one._thread for one in _taken.get(self._place, ()))
-        return next((one for one in threads if one is not self._thread), None)
+        for one in _taken.get(self._place, ()):
+            if one._thread is not self._thread:
+                return one._thread
+        return None
 
     def __enter__(self) -> Self:
         """Return the turn, which ends with the block."""

@@ -148,7 +148,7 @@ class Recorded:
     @property
     def memory_bytes(self) -> int:
         """Bytes of the device for its exec."""
-        return self.graph.memory().exec
+        return self.graph.memory().exec or 0
 
     @property
     def leaves_more(self) -> bool:

@@ -89,7 +89,7 @@ class Trained:
     def memory_bytes(self) -> int:
         """Bytes of the device that the graphs hold in their pool and for their execs."""
         memories = [graph.memory() for graph in self._graphs]
-        return sum(memory.held + memory.exec for memory in memories)
+        return sum((memory.held or 0) + (memory.exec or 0) for memory in memories)
 
     def reset(self) -> None:
         """Drop the graphs once the last call that needs them has."""

@@ -19,6 +19,7 @@ from cgraph._torch.compiler import *
 from cgraph._torch.containers import *
 from cgraph._torch.fake import *
 from cgraph._torch.fx_partition import *
+from cgraph._torch.generators import *
 from cgraph._torch.graph_nodes import *
 from cgraph._torch.host import *
 from cgraph._torch.inductor import *

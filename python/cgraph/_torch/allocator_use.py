@@ -6,15 +6,14 @@ import functools
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from cgraph import _core
 from cgraph._driver import Handle
-from cgraph._torch.host import is_capturing
+from cgraph._torch.host import device_of, is_capturing
 from cgraph.errors import TorchError
 
 __all__ = [
@@ -23,7 +22,7 @@ __all__ = [
     "is_routed",
     "mark_captures_of_torch",
     "on_routing",
-    "routed_pools_told",
+    "tell_routed_pools",
 ]
 
 _BEGIN = "_cuda_beginAllocateCurrentThreadToPool"
@@ -42,7 +41,7 @@ def is_quiet(ordinal: int) -> bool:
     Args:
         ordinal: The device's number; another one may be current.
     """
-    device = _core.Device.cuda(ordinal)
+    device = device_of(ordinal)
     if ordinal in _broken:
         return False
     return not _routed and not device.has_captures() and not is_capturing()
@@ -68,19 +67,18 @@ def on_routing(check: Callable[[Handle], None]) -> None:
     _checks.append(check)
 
 
-@contextmanager
-def routed_pools_told(ordinal: int, seen: Callable[[Handle], None]) -> Iterator[None]:
+def tell_routed_pools(ordinal: int, seen: Callable[[Handle], None]) -> Callable[[], object]:
     """Report the pools of a device that ``torch.cuda.use_mem_pool`` routes this thread to.
 
     torch newer than 2.11 keeps such pools itself.
+
+    Returns:
+        A function that ends this.
     """
     _install()
     key = (threading.get_ident(), ordinal)
     _watchers[key] = seen
-    try:
-        yield
-    finally:
-        _watchers.pop(key, None)
+    return functools.partial(_watchers.pop, key, None)
 
 
 @functools.cache

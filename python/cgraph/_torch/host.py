@@ -22,9 +22,11 @@ __all__ = [
     "captured_draw",
     "code_of_capture_check",
     "current_graph_lookup",
+    "current_ordinal",
     "current_raw_stream",
     "current_stream",
     "current_stream_source",
+    "device_of",
     "end_draws",
     "has_gpu",
     "is_capturing",
@@ -36,6 +38,7 @@ __all__ = [
     "quiet",
     "release_hosts",
     "share_tracing_rules",
+    "synchronize",
 ]
 
 
@@ -52,7 +55,9 @@ def code_of_capture_check() -> CodeType | None:
 
 def HostGraph() -> Any:
     """Create torch's own graph object, which opens the captures that torch work is part of."""
-    return _host_class()(True)
+    graph = _host_class()(True)
+    graph._ordinal = current_ordinal()
+    return graph
 
 
 @functools.cache
@@ -62,14 +67,12 @@ def _host_class() -> Any:
     class Host(base):  # type: ignore[misc]
         """A graph whose end waits for that of a capture: torch would break it."""
 
-        def __init__(self, keep_graph: bool) -> None:
-            super().__init__(keep_graph)
-            self._ordinal = torch.cuda.current_device() if torch.cuda.is_initialized() else 0
+        _ordinal = 0
 
         def __del__(self) -> None:
             """Stay until :func:`release_hosts` while the device captures."""
             is_over = sys.is_finalizing() or _core.is_forked()
-            if not is_over and _core.Device.cuda(self._ordinal).has_captures():
+            if not is_over and device_of(self._ordinal).has_captures():
                 _late.append(self)
 
     if hasattr(base, "_retain_pool"):
@@ -86,8 +89,8 @@ _late: list[Any] = []
 
 def release_hosts() -> None:
     """Let torch's graphs go that waited for the end of a capture."""
-    for one in list(_late):
-        if not _core.Device.cuda(one._ordinal).has_captures():
+    for one in list(_late) if _late else ():
+        if not device_of(one._ordinal).has_captures():
             with suppress(ValueError):  # another thread may have let it go
                 _late.remove(one)
 
@@ -206,7 +209,7 @@ class on_stream:
     def __enter__(self) -> None:
         """Note the current stream and device, and make this stream current."""
         stream = self._stream
-        self._device = torch.cuda.current_device()
+        self._device = current_ordinal()
         self._before = torch._C._cuda_getCurrentStream(stream.device_index)
         _set_stream(stream.stream_id, stream.device_index, stream.device_type)
 
@@ -220,6 +223,25 @@ class on_stream:
 
 def _set_stream(number: int, device_index: int, device_type: int) -> None:
     torch._C._cuda_setStream(stream_id=number, device_index=device_index, device_type=device_type)
+
+
+@functools.cache
+def device_of(ordinal: int) -> _core.Device:
+    """Return the core's device of a number."""
+    return _core.Device.cuda(ordinal)
+
+
+def current_ordinal() -> int:
+    """Return the number of the current device, at a tenth of ``torch.cuda.current_device``'s cost.
+
+    torch must have initialised CUDA.
+    """
+    return int(torch._C._cuda_getDevice())
+
+
+def synchronize() -> None:
+    """Wait for the work of the current device; torch must have initialised CUDA."""
+    torch._C._cuda_synchronize()
 
 
 def is_capturing() -> bool:

@@ -7,7 +7,7 @@ import functools
 import inspect
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -50,14 +50,12 @@ def empty_cache() -> None:
 
     The pinned allocator keeps some 50 KiB for each pool that ever existed, until this is called.
     """
-    torch.cuda.empty_cache()
-    _empty_host_cache()
+    if torch.cuda.is_initialized():
+        torch._C._cuda_emptyCache()
+        _empty_host_cache()
 
 
-def _empty_host_cache() -> None:
-    empty = getattr(torch._C, "_host_emptyCache", None)
-    if empty is not None:
-        empty()
+_empty_host_cache: Callable[[], None] = getattr(torch._C, "_host_emptyCache", lambda: None)
 
 
 def takes_allocators() -> bool:
@@ -131,12 +129,14 @@ def clear_workspaces() -> None:
     torch._C._cuda_clearCublasWorkspaces()
 
 
-def allocated(ordinal: int) -> tuple[int, int, int]:
-    """Return a device's reserved bytes, its bytes in blocks in use, and its blocks ever freed."""
+def allocated(ordinal: int) -> tuple[int, int]:
+    """Return a device's reserved bytes and its bytes in blocks in use."""
     stats: dict[str, Any] = torch._C._cuda_memoryStats(ordinal)
-    reserved = stats["reserved_bytes"]["all"]["current"]
-    in_use = stats["allocated_bytes"]["all"]["current"]
-    return reserved, in_use, stats["allocation"]["all"]["freed"]
+    reserved, in_use = (stats[name]["all"]["current"] for name in _SIZES)
+    return reserved, in_use
+
+
+_SIZES = "reserved_bytes", "allocated_bytes"
 
 
 @functools.cache
@@ -186,27 +186,39 @@ _IS_ROUTED = "already recording"
 class PoolKeeper:
     """A user of a pool that torch's allocators, device and pinned, count like a captured graph.
 
-    It is an empty graph, captured into the pool: both allocators count it as a user until it is
-    reset. Without a user a pool can be freed, and can never be captured into again. It has no exec:
-    to destroy one ends a capture that another thread has open.
+    It is a graph that was captured into the pool, by default an empty one: both allocators count it
+    as a user until it is reset. Without a user a pool can be freed, and can never be captured into
+    again.
 
     Args:
         handle: The pool's token.
         side: A stream that does not capture.
         owner: An object to keep alive too, such as the ``MemPool`` of the token.
+        graph: A graph of torch's that was captured into the pool, to be the user.
+
+    Attributes:
+        graph: The user.
     """
 
-    def __init__(self, handle: Handle, side: torch.cuda.Stream, owner: object = None) -> None:
+    def __init__(
+        self,
+        handle: Handle,
+        side: torch.cuda.Stream,
+        owner: object = None,
+        graph: Any = None,
+    ) -> None:
         self.handle = handle
         self._ordinal = side.device_index
         self._owner = owner
-        self._graph: Any = None
+        self.graph = graph
+        if graph is not None:
+            return
         try:
-            self._graph = self._begun(side)
+            self.graph = self._begun(side)
         except RuntimeError:
             # The pinned allocator may still have its part of the pool, whose last user is gone.
             _empty_host_cache()
-            self._graph = self._begun_again(side)
+            self.graph = self._begun_again(side)
 
     def _begun(self, side: torch.cuda.Stream) -> Any:
         try:
@@ -236,7 +248,7 @@ class PoolKeeper:
 
     def __del__(self) -> None:
         """Release the graph and the owner in an order that torch tolerates."""
-        graph = self._graph
+        graph = self.graph
         is_over = sys.is_finalizing() or _core.is_forked()
         if graph is not None and not is_over and is_quiet(self._ordinal):
             # The owner is then the last user, and gives the memory back at once.
@@ -277,8 +289,8 @@ def release_outliving() -> None:
     So are graphs of torch that are gone.
     """
     release_hosts()
-    with suppress(IndexError):
-        while True:
+    while _outliving:
+        with suppress(IndexError):  # another thread may have released it
             _outliving.pop()[0].release()
 
 

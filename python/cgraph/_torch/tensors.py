@@ -438,8 +438,8 @@ def is_same(first: torch.Generator, second: torch.Generator) -> bool:
 def wants_gc() -> bool:
     """Return whether the user wants a collection before each capture (``TORCH_CUDAGRAPH_GC``)."""
     config = getattr(torch.compiler, "config", None)
-    default = os.environ.get("TORCH_CUDAGRAPH_GC", "0") == "1"
-    return bool(getattr(config, "force_cudagraph_gc", default))
+    wants = getattr(config, "force_cudagraph_gc", None)
+    return os.environ.get("TORCH_CUDAGRAPH_GC", "0") == "1" if wants is None else bool(wants)
 
 
 _capturable: dict[str, Any] = {"users": 0, "before": []}

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from cgraph import _core, _torch
+from cgraph._captures.capture_options import CaptureOptions
 from cgraph._captures.fresh_results import can_be_fresh, fresh_replay
 from cgraph._captures.pool_blocks import PoolBlocks
 from cgraph._driver import Driver, Handle
@@ -77,8 +78,7 @@ def record(
             inputs[place] = slot
             del slot, span
     made = CUDAGraph()
-    made._statics = tuple(slots)
-    made._may_be_empty = True
+    made._options = CaptureOptions(statics=tuple(slots), is_weighed=True)
     try:
         with torch.no_grad(), graph(made, pool, stream, capture_error_mode="thread_local"):
             returned = model(inputs)
@@ -86,8 +86,10 @@ def record(
             results = list(returned) if isinstance(returned, (list, tuple)) else [returned]
             del returned
             outputs = _outputs(driver, pool, results, new, taken)
-            if new.is_fresh and all(map(can_be_fresh, outputs.new)):
-                made._results = tuple(outputs.new)
+            if made._recording is not None:
+                made._recording.may_be_empty = True
+                if new.is_fresh and all(map(can_be_fresh, outputs.new)):
+                    made._recording.results = tuple(outputs.new)
     finally:
         moved = taken.put_back()
     inputs.clear()

@@ -234,7 +234,7 @@ def _sizes(node: Node) -> tuple[int, int]:
     captured = node.graph._captured
     if captured is None or captured.footprint is None:
         return 0, 0
-    return node.graph._nodes, captured.footprint.held
+    return node.graph._nodes, captured.footprint.held or 0
 
 
 def _cells(one: TreeFunctionReport) -> Sequence[str]:

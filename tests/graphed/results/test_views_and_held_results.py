@@ -14,6 +14,7 @@ from torch.testing import assert_close
 
 import cgraph
 from cgraph import _core, _torch
+from cgraph._captures.capture_options import CaptureOptions
 from cgraph._graphed.results import View
 from cgraph.errors import ArgumentError, ResultWarning
 from graphed_calls import quiet
@@ -29,7 +30,7 @@ def _without_gradients() -> Iterator[None]:
 def capture(function: Callable[..., Tensor], *statics: Tensor) -> tuple[cgraph.CUDAGraph, Tensor]:
     """Return a graph of a function, and its result there."""
     graph = cgraph.CUDAGraph()
-    graph._statics = statics
+    graph._options = CaptureOptions(statics=statics)
     with cgraph.graph(graph):
         result = function(*statics)
     return graph, result

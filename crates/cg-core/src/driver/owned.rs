@@ -325,7 +325,8 @@ impl OwnedGraph {
         graph
     }
 
-    /// Use a graph of somebody else, for [`crate::Template::from_raw`] and [`crate::Tracker::new_nodes`],
+    /// Use a graph of somebody else, for [`crate::Template::from_raw`], [`crate::Tracker::new_nodes`] and
+    /// [`crate::Stream::captured_nodes`],
     /// whose callers promise that it outlives the result, and that of a [`crate::Capture`] just begun.
     pub(crate) fn borrowed(driver: Arc<dyn Driver>, handle: GraphHandle) -> Self {
         Self {

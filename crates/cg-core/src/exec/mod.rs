@@ -36,7 +36,7 @@ pub struct Exec {
     template: u64,
     /// Here as well, so that it can be asked for while a launch holds the state.
     handle: ExecHandle,
-    device_bytes: u64,
+    device_bytes: Option<u64>,
     /// Taken only by `drop`.
     state: Mutex<Option<State>>,
 }
@@ -61,7 +61,7 @@ impl Exec {
         device: &Device,
         template: u64,
         owned: OwnedExec,
-        device_bytes: u64,
+        device_bytes: Option<u64>,
         retained: Vec<Retained>,
         transfers: Vec<Arc<Shared>>,
     ) -> Self {
@@ -94,12 +94,13 @@ impl Exec {
         self.handle
     }
 
-    /// By how many bytes the device's free memory fell while it was made. CUDA takes memory for execs
+    /// By how many bytes the device's free memory fell while [`Template::instantiate_measured`] made it; none if
+    /// [`Template::instantiate`] did. CUDA takes memory for execs
     /// in steps of some MiB, so that one pays for those after it; what others allocated meanwhile
     /// counts too. The sum over many execs is what they take.
     #[must_use]
     #[doc(alias = "cuMemGetInfo")]
-    pub fn device_bytes(&self) -> u64 {
+    pub fn device_bytes(&self) -> Option<u64> {
         self.device_bytes
     }
 

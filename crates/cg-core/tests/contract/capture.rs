@@ -28,6 +28,7 @@ on_every_driver! {
     what_captured_work_names_lives_as_long_as_the_template,
     a_replay_on_a_capturing_stream_is_refused_and_breaks_the_capture,
     a_capture_can_be_left_to_somebody_else,
+    an_open_capture_tells_its_nodes_until_it_is_broken,
 }
 
 fn captured_work_does_not_run(device: &Device) {
@@ -296,4 +297,19 @@ fn a_capture_can_be_left_to_somebody_else(device: &Device) {
     raw::end_capture(&stream).unwrap();
     assert!(!stream.is_capturing().unwrap());
     assert!(Capture::take_over(&stream).is_err());
+}
+
+fn an_open_capture_tells_its_nodes_until_it_is_broken(device: &Device) {
+    let stream = Stream::new(device).unwrap();
+    let a = poisoned(device);
+    assert_eq!(raw::captured_nodes(&stream).unwrap(), None);
+    let capture = Capture::begin(&stream, CaptureMode::Global).unwrap();
+    for count in 0..3 {
+        assert_eq!(raw::captured_nodes(&stream).unwrap(), Some(count));
+        stream.enqueue(&Work::memset(&a, 1).unwrap()).unwrap();
+    }
+    assert!(stream.synchronize().is_err());
+    assert_eq!(raw::captured_nodes(&stream).unwrap(), None);
+    assert!(capture.finish().is_err());
+    assert_eq!(raw::captured_nodes(&stream).unwrap(), None);
 }

@@ -1,13 +1,10 @@
 //! Replays: where they run, in which order, and what they keep alive.
 
-use std::num::NonZeroUsize;
-use std::sync::Arc;
-
 use cg_core::{Device, Event, InstantiateFlags, Memory, Stream, Template, Work};
 
 use crate::support::kernels::Kernels;
 use crate::support::{
-    Gate, POISON, Words, all, axpy, bytes, memory, poisoned, random, random_word, raw, words,
+    Gate, POISON, Words, all, axpy, memory, poisoned, random, random_word, raw, words,
 };
 
 on_every_driver! {
@@ -21,9 +18,7 @@ on_every_driver! {
     everything_may_be_dropped_after_replays_on_two_streams,
     a_foreign_stream_may_be_destroyed_right_after_a_replay,
     an_exec_runs_on_the_legacy_stream,
-    many_templates_are_instantiated_at_once,
-    templates_are_made_on_the_same_thread_while_others_are_instantiated,
-    the_execs_of_many_templates_share_what_they_take,
+    what_an_exec_takes_is_known_where_it_was_measured,
 }
 
 /// Return a template of two kernels, `y = a * x + y` and then `x = y + x`, as an exec.
@@ -208,76 +203,14 @@ fn an_exec_runs_on_the_legacy_stream(device: &Device) {
     assert_eq!((words(&x), words(&y)), expected);
 }
 
-fn many_templates_are_instantiated_at_once(device: &Device) {
-    let (stream, kernels) = (Stream::new(device).unwrap(), Kernels::load(device));
-    let (x, y) = (memory(device, &random(1)), memory(device, &random(2)));
-    let template = |factor: u32| {
-        let template = Template::new(device).unwrap();
-        template.add(&kernels.axpy(factor, &x, &y), &[]).unwrap();
-        Arc::new(template)
-    };
-    let templates: Vec<Arc<Template>> = (0..40).map(template).collect();
-    let flags = InstantiateFlags::default();
-    for (threads, count) in [(1, 40), (4, 40), (64, 3), (4, 0)] {
-        let threads = NonZeroUsize::new(threads).unwrap();
-        let execs = Template::instantiate_all(templates[..count].to_vec(), flags, threads).unwrap();
-        assert_eq!(execs.len(), count);
-        for (factor, exec) in (0..).zip(execs) {
-            y.write(&bytes(&random(3))).unwrap();
-            exec.unwrap().replay(&stream).unwrap();
-            stream.synchronize().unwrap();
-            assert_eq!(words(&y), axpy(factor, &random(1), &random(3)));
-        }
-    }
-}
-
-fn templates_are_made_on_the_same_thread_while_others_are_instantiated(device: &Device) {
+fn what_an_exec_takes_is_known_where_it_was_measured(device: &Device) {
     let memory = memory(device, &random(1));
-    let (flags, stream) = (InstantiateFlags::default(), Stream::new(device).unwrap());
-    for (threads, count) in [(1, 8), (4, 8), (4, 1), (4, 0)] {
-        let threads = NonZeroUsize::new(threads).unwrap();
-        let mut made: Vec<Arc<Template>> = Vec::new();
-        let templates = (1..=count).map(|value| {
-            // It may wait for the device, and use templates that are being instantiated.
-            stream.synchronize().unwrap();
-            let nodes: usize = made.iter().map(|one| one.nodes().unwrap().len()).sum();
-            assert_eq!(nodes, made.len());
-            let template = Arc::new(Template::new(device).unwrap());
-            let work = Work::memset(&memory, value).unwrap();
-            template.add(&work, &[]).unwrap();
-            made.push(Arc::clone(&template));
-            template
-        });
-        let execs = Template::instantiate_all(templates, flags, threads).unwrap();
-        assert_eq!(execs.len(), count as usize);
-        for (value, exec) in (1..).zip(execs) {
-            exec.unwrap().replay(&stream).unwrap();
-            stream.synchronize().unwrap();
-            assert_eq!(words(&memory), all(value));
-        }
-    }
-}
-
-fn the_execs_of_many_templates_share_what_they_take(device: &Device) {
-    let memory = memory(device, &random(1));
-    let template = |_| {
-        let template = Template::new(device).unwrap();
-        template
-            .add(&Work::memset(&memory, 1).unwrap(), &[])
-            .unwrap();
-        Arc::new(template)
-    };
-    let templates: Vec<Arc<Template>> = (0..7).map(template).collect();
-    let threads = NonZeroUsize::new(3).unwrap();
+    let template = Template::new(device).unwrap();
+    let work = Work::memset(&memory, 1).unwrap();
+    template.add(&work, &[]).unwrap();
     let flags = InstantiateFlags::default();
-    let execs = Template::instantiate_all(templates, flags, threads).unwrap();
-    let bytes: Vec<u64> = execs
-        .iter()
-        .map(|e| e.as_ref().unwrap().device_bytes())
-        .collect();
-    assert!(bytes[0] < bytes[1] + 7, "{bytes:?}");
-    assert!(
-        bytes[1..].iter().all(|share| *share == bytes[1]),
-        "{bytes:?}"
-    );
+    let plain = template.instantiate(flags).unwrap();
+    assert_eq!(plain.device_bytes(), None);
+    let measured = template.instantiate_measured(flags).unwrap();
+    assert!(measured.device_bytes().is_some());
 }

@@ -87,6 +87,12 @@ pub(crate) fn new_nodes(tracker: &mut Tracker, current: &Stream) -> Result<Vec<N
     unsafe { tracker.new_nodes(current) }
 }
 
+/// Return how many nodes the stream's open capture has.
+pub(crate) fn captured_nodes(stream: &Stream) -> Result<Option<usize>> {
+    // SAFETY: no other thread of a test uses the stream.
+    unsafe { stream.captured_nodes() }
+}
+
 /// A template over a graph that somebody else owns and destroys after `with`.
 pub(crate) fn with_borrowed_graph(device: &Device, with: impl FnOnce(&Template)) {
     let graph = device.driver().graph_create().unwrap();

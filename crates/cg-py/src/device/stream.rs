@@ -4,6 +4,7 @@ use pyo3::prelude::*;
 
 use super::Device;
 use crate::detach::detached;
+use crate::error::to_py;
 use crate::raw;
 
 /// A queue of work on a device.
@@ -52,6 +53,11 @@ impl Stream {
     /// Return whether it captures.
     fn is_capturing(&self, py: Python<'_>) -> PyResult<bool> {
         detached(py, || self.core.is_capturing())
+    }
+
+    /// Return how many nodes the open capture of others has; none if it is unusable, or there is none.
+    fn captured_nodes(&self, py: Python<'_>) -> PyResult<Option<usize>> {
+        raw::captured_nodes(py, &self.core).map_err(|error| to_py(py, &error))
     }
 
     /// Make later work wait for what is enqueued on another stream now.

@@ -233,17 +233,25 @@ impl Graph {
     }
 
     /// Instantiate the template; the exec before is dropped once the new one exists, or before where
-    /// the graph allocates memory.
-    fn _instantiate(&self, py: Python<'_>) -> PyResult<()> {
+    /// the graph allocates memory. With `measures` its device bytes are known afterwards.
+    fn _instantiate(&self, py: Python<'_>, measures: bool) -> PyResult<()> {
         let template = self.template()?;
-        let exec = detached(py, || self.make_exec(&template))?;
+        let exec = detached(py, || self.make_exec(&template, measures))?;
         self.take_exec(py, exec, template.id())
     }
 
-    /// Drop the template; the exec stays.
-    fn _drop_template(&self, py: Python<'_>) {
+    /// Drop the template; the exec stays. With `empties` the graph is somebody else's and stays, and loses
+    /// its nodes, unless inputs or outputs need them.
+    fn _drop_template(&self, py: Python<'_>, empties: bool) {
         let template = self.state().template.take();
-        py.detach(|| drop(template));
+        py.detach(|| {
+            if let Some(template) = template.and_then(Arc::into_inner)
+                && empties
+            {
+                // Nodes that stay cost the host some memory, and nothing else.
+                let _ = template.clear();
+            }
+        });
     }
 
     /// Drop everything.
@@ -310,10 +318,10 @@ impl Graph {
         }
     }
 
-    /// By how much free device memory fell when the exec was made.
+    /// By how much free device memory fell when the exec was made, if that was measured.
     #[getter]
     fn _exec_bytes(&self) -> Option<u64> {
-        self.ready().map(|ready| ready.exec.device_bytes())
+        self.ready()?.exec.device_bytes()
     }
 
     /// Return the raw exec.
@@ -422,8 +430,16 @@ impl Graph {
         Ok(())
     }
 
-    fn make_exec(&self, template: &cg_core::Template) -> cg_core::Result<cg_core::Exec> {
-        let refused = match template.instantiate(InstantiateFlags::default()) {
+    fn make_exec(
+        &self,
+        template: &cg_core::Template,
+        measures: bool,
+    ) -> cg_core::Result<cg_core::Exec> {
+        let make = || match measures {
+            true => template.instantiate_measured(InstantiateFlags::default()),
+            false => template.instantiate(InstantiateFlags::default()),
+        };
+        let refused = match make() {
             Err(error) if error.code() == Some(Code::NOT_SUPPORTED) => error,
             other => return other,
         };
@@ -441,7 +457,7 @@ impl Graph {
         self.cycle.replaced(&before.exec);
         let held = self.state().ready.take();
         drop((before, held));
-        template.instantiate(InstantiateFlags::default())
+        make()
     }
 
     /// Empty the graph; what it held is to be dropped with no lock held.

@@ -101,6 +101,13 @@ pub(crate) fn new_nodes(
     Ok(nodes.into_iter().map(|node| node.0).collect())
 }
 
+/// Return how many nodes the capture that is open on a stream has; none if it is unusable, or there is none.
+pub(crate) fn captured_nodes(_py: Python<'_>, stream: &Stream) -> Result<Option<usize>> {
+    // SAFETY: `cgraph._captures.cuda_recording` asks on the thread that is about to end its own capture, and
+    // the interpreter is held.
+    unsafe { stream.captured_nodes() }
+}
+
 /// Memory of a tensor that replays copy to or from, or words of device memory.
 pub(crate) fn memory(device: &Device, address: u64, bytes: u64) -> Memory {
     // SAFETY: the range is a tensor's, which the template and its execs retain, or that of words or
