@@ -240,7 +240,7 @@ class graph:
         """
         cls, device = type(self), self._driver.current_stream().device
         chosen = cls.default_capture_stream
-        if chosen is not None and chosen not in cls._default_streams and chosen.device == device:
+        if chosen is not None and chosen.device == device:
             return chosen
         if "_default_streams" not in vars(cls) or cls.default_capture_stream is None:
             cls._default_streams = []

@@ -82,10 +82,11 @@ def test_only_what_was_to_be_measured_has_bytes(lab: Lab) -> None:
     for graph, is_measured in ((plain, False), (measured, True), (scoped, True)):
         graph.replay()
         used = graph.memory()
-        numbers = (used.reserved, used.held, used.workspace, used.exec)
-        assert [one is not None for one in numbers] == [is_measured] * 4
+        numbers = (used.held, used.workspace, used.exec)
+        assert [one is not None for one in numbers] == [is_measured] * 3
+        assert used.reserved == SEGMENT
         assert used.peak is None and used.timeline is None and used.seconds > 0
-    assert plain.memory().device == 0 and "-" in str(cgraph.memory())
+    assert plain.memory().device == SEGMENT and "-" in str(cgraph.memory())
     with cgraph.record_memory(blocks=False):
         plain.instantiate()
     assert plain.memory().exec is not None and plain.memory().held is None

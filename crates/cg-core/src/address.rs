@@ -52,7 +52,7 @@ impl Template {
             }
             Ok(())
         };
-        self.with(|graph, _, _| visit(graph, &mut note))?;
+        self.with(|graph, _, _| visit(graph, true, &mut note))?;
         Ok(found)
     }
 
@@ -78,31 +78,43 @@ impl Template {
             }
             Ok(())
         };
-        self.with(|graph, _, _| visit(graph, &mut note))?;
+        self.with(|graph, _, _| visit(graph, false, &mut note))?;
         Ok(named)
     }
 }
 
 /// Call a function with each node that may name memory: the node, what it is called, and its words that may be
-/// addresses, each once and in their order.
+/// addresses, each once and in their order. A kernel's name, which takes longer to ask for than its words, is
+/// there if that is wanted.
 fn visit(
     graph: &OwnedGraph,
+    names_kernels: bool,
     note: &mut impl FnMut(NodeHandle, Option<String>, Vec<u64>) -> Result<()>,
 ) -> Result<()> {
     for node in graph.nodes()? {
+        let of_kernel = graph.words(node)?;
+        if !of_kernel.is_empty() && !names_kernels {
+            note(node, None, addresses_in(of_kernel))?;
+            continue;
+        }
         let detail = graph.detail(node)?;
         for body in detail.bodies() {
-            visit(&graph.child(*body), note)?;
+            visit(&graph.child(*body), names_kernels, note)?;
         }
-        let (name, mut words) = match detail {
-            NodeDetail::Kernel { name, .. } => (name, graph.words(node)?),
+        let (name, words) = match detail {
+            NodeDetail::Kernel { name, .. } => (name, of_kernel),
             NodeDetail::Memcpy { dst, src, .. } => (Some("memcpy".to_owned()), vec![dst.0, src.0]),
             NodeDetail::Memset { dst, .. } => (Some("memset".to_owned()), vec![dst.0]),
             _ => continue,
         };
-        let mut seen = HashSet::new();
-        words.retain(|word| *word >= LOWEST && seen.insert(*word));
-        note(node, name, words)?;
+        note(node, name, addresses_in(words))?;
     }
     Ok(())
+}
+
+/// Return the words that may be addresses, each once and in their order.
+fn addresses_in(mut words: Vec<u64>) -> Vec<u64> {
+    let mut seen = HashSet::new();
+    words.retain(|word| *word >= LOWEST && seen.insert(*word));
+    words
 }

@@ -93,7 +93,7 @@ class Footprint(NamedTuple):
         where: The line that began it.
         seconds: From its begin to its end.
 
-    The first three are None if it was not weighed.
+    The bytes are None if it was not weighed, but those reserved in a pool of cgraph's.
     """
 
     reserved: int | None
@@ -141,6 +141,7 @@ class Meter:
             self._weigh = functools.partial(_weighed_closely, look)
             self._blocks = look().blocks
         self._before = self._weigh() if is_on or is_weighing() else None
+        self._reserved = self._reserved_now()
         self._began = time.perf_counter()
 
     def restart(self) -> None:
@@ -162,10 +163,14 @@ class Meter:
             goes_on: Another capture resumes this one, and has the bytes of both.
         """
         seconds = time.perf_counter() - self._began
-        if self._before is None or (goes_on and not is_recording()):
+        if self._before is None:
             release_workspaces()
-            none = None if self._before is None else 0
-            return Footprint(none, none, none, None, self._where, seconds)
+            now = self._reserved_now()
+            grown = None if now is None or self._reserved is None else now - self._reserved
+            return Footprint(grown, None, None, None, self._where, seconds)
+        if goes_on and not is_recording():
+            release_workspaces()
+            return Footprint(0, 0, 0, None, self._where, seconds)
         with_workspaces = self._weigh()
         release_workspaces()
         after = self._weigh()
@@ -178,6 +183,9 @@ class Meter:
             where=self._where,
             seconds=seconds,
         )
+
+    def _reserved_now(self) -> int | None:
+        return None if self._mem_pool is None else self._mem_pool._core.reserved
 
     def _timeline(self, after: PoolState, events: list[Event]) -> Timeline:
         """Return the blocks of this capture; the pool's timeline goes on with them."""
@@ -227,10 +235,10 @@ def is_weighing() -> bool:
 def record_memory(*, blocks: bool = True) -> Iterator[None]:
     """Measure the bytes of all captures that begin inside the ``with`` block, in all threads.
 
-    ``graph.memory()`` has ``reserved``, ``held``, ``workspace`` and ``exec`` of graphs captured
-    there. Those of other graphs are None: to measure them takes as long as a small capture. Also
-    measured are captures inside of :func:`cgraph.capture_scope`, and those that cgraph makes by
-    itself, as of a graphed function.
+    ``graph.memory()`` has ``held``, ``workspace`` and ``exec`` of graphs captured there. Those of
+    other graphs are None: to measure them takes as long as a small capture. Captures inside of
+    :func:`cgraph.capture_scope` are measured, too, and those that cgraph makes by itself, as of a
+    graphed function.
 
     Args:
         blocks: Also record each block of memory, so that graphs know the most bytes that were in

@@ -48,6 +48,7 @@ _TEXTS = {
     "legacy stream": Cause.DEFAULT_STREAM,
     "STREAM_CAPTURE_IMPLICIT": Cause.DEFAULT_STREAM,
     "STREAM_CAPTURE_UNJOINED": Cause.UNJOINED_STREAM,
+    "unjoined work": Cause.UNJOINED_STREAM,
     # cuBLAS, cuSOLVER and cuSPARSE; cuDNN; cuFFT, which has a plan for each shape.
     "Create(handle)": Cause.FIRST_USE,
     "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED": Cause.FIRST_USE,
