@@ -12,7 +12,7 @@ KERNELS := crates/cg-core/src/transfer/inputs crates/cg-core/src/transfer/output
 .PHONY: demo test lint build package ptx docs deny miri gpu-bundle clean
 
 demo: build
-	$(BIN)/python -m cgraph demo
+	$(BIN)/python -m examples.demo
 
 test: lint rust-test python-test docs
 
@@ -104,7 +104,7 @@ gpu-bundle: build
 	cp -r tests pyproject.toml $(BUNDLE)/ && cp -r benches/python $(BUNDLE)/benches
 	cp target/release/libcg_bench.so $(BUNDLE)/benches/
 	strip $(BUNDLE)/examples/* $(BUNDLE)/contract $(BUNDLE)/benches/libcg_bench.so
-	cp examples/*.py $(BUNDLE)/examples/ && cp tests/gpu/run.sh $(BUNDLE)/
+	cp -r examples/*.py examples/demo $(BUNDLE)/examples/ && cp tests/gpu/run.sh $(BUNDLE)/
 	find $(BUNDLE) -name __pycache__ -prune -exec rm -r {} +
 	du -sh $(BUNDLE)
 

@@ -25,7 +25,7 @@ from cgraph._graphed.arguments import Arguments
 from cgraph._graphed.cache import Keys
 from cgraph._graphed.method import Binding
 from cgraph._graphed.miss import Answers, Replay
-from cgraph._graphed.options import GONE, Guarded, Options, Pad, SideEffects
+from cgraph._graphed.options import Guarded, Options, Pad, SideEffects
 from cgraph._graphed.static_memory import lock_of
 from cgraph._padding.sizes import PaddedSizes
 from cgraph._source import place_of_function
@@ -76,7 +76,6 @@ def graphed(
     on_fail: Literal["eager", "raise"] = "eager",
     debug: str | None = None,
     check_every: int | None = None,
-    **gone: object,
 ) -> Any:
     """Make a function, method or module replay graphs, one for each key of its calls.
 
@@ -113,11 +112,10 @@ def graphed(
             share its memory: their calls wait for each other.
         on_fail: ``"raise"``: raise instead of letting a key run eagerly.
         debug: Actions of calls to find a mistake, by default the words of ``CGRAPH_DEBUG``: one or
-            more of ``"sync"`` (wait after each operator), ``"eager"``, ``"compare"`` (with an eager
-            call; a difference is a :class:`~cgraph.errors.CompareError` that names the operator)
+            more of ``"sync"`` (wait after each operator), ``"compare"`` (with an eager call; a
+            difference is a :class:`~cgraph.errors.CompareError` that names the operator)
             and ``"poison"`` (fill unused memory of the pool with NaN), joined by commas.
         check_every: Compare one replay in so many with an eager call; by default ``CGRAPH_CHECK``.
-        **gone: Options of earlier cgraph versions; each raises and names its replacement.
 
     Returns:
         The callable to use instead. :meth:`GraphedFunction.capture`, ``freeze`` and ``report`` are
@@ -139,12 +137,7 @@ def graphed(
     ...     print(before, [scale(torch.ones(1)).item() for _ in range(3)])
     [2.0, 2.0, 2.0] [5.0, 5.0, 5.0]
     """
-    for name in gone:
-        if name in GONE:
-            raise ArgumentError(f"{name}= is not an option of graphed any more: {GONE[name]}")
-        raise TypeError(f"graphed() got an unexpected keyword argument {name!r}")
-    given = {name: value for name, value in locals().items() if name not in ("fn", "gone", "name")}
-    options = Options.of(given)
+    options = Options.of({name: value for name, value in locals().items() if name != "fn"})
     if fn is None:
         return functools.partial(GraphedFunction, options=options)
     return GraphedFunction(fn, options)

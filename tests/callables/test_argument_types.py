@@ -1,4 +1,4 @@
-"""Arguments of graphed callables: rows 0-42 … 0-60, traps T91, T92 and T96."""
+"""Arguments of graphed callables."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Pair(NamedTuple):
     second: Tensor
 
 
-def test_row_0_42_arguments_may_be_nested_in_containers(lab: Lab) -> None:
+def test_arguments_may_be_nested_in_containers(lab: Lab) -> None:
     def function(pair: Pair, rest: dict[str, list[Tensor]]) -> Tensor:
         return pair.first * pair.second + sum(rest["all"])
 
@@ -36,7 +36,7 @@ def test_row_0_42_arguments_may_be_nested_in_containers(lab: Lab) -> None:
         assert_close(graphed(*given), function(*given))
 
 
-def test_row_0_43_values_that_are_no_tensors_are_constants(lab: Lab) -> None:
+def test_values_that_are_no_tensors_are_constants(lab: Lab) -> None:
     def function(x: Tensor, factor: int, mode: str | None, extra: Any) -> Tensor:
         return x * factor if mode is None else x + factor
 
@@ -63,7 +63,7 @@ def test_a_container_among_as_many_arguments_as_tensors_is_asked_for(lab: Lab) -
         graphed(a, b)
 
 
-def test_row_0_60_keyword_arguments_of_the_sample_come_in_any_order(lab: Lab) -> None:
+def test_keyword_arguments_of_the_sample_come_in_any_order(lab: Lab) -> None:
     def function(x: Tensor, *, scale: Tensor, shift: Tensor, mode: str = "mul") -> Tensor:
         return x * scale + shift if mode == "mul" else x
 
@@ -101,7 +101,7 @@ def test_sample_kwargs_of_several_callables_are_a_tuple(lab: Lab) -> None:
     assert_close(second(x[:2]), x[:2].sin())
 
 
-def test_trap_T96_keywords_work_in_the_graphed_and_the_eager_mode_of_a_module(lab: Lab) -> None:
+def test_keywords_work_in_the_graphed_and_the_eager_mode_of_a_module(lab: Lab) -> None:
     class Scaled(nn.Module):
         def forward(self, x: Tensor, *, scale: Tensor) -> Tensor:
             return x * scale
@@ -114,7 +114,7 @@ def test_trap_T96_keywords_work_in_the_graphed_and_the_eager_mode_of_a_module(la
     assert_close(module.eval()(x, scale=scale), x * scale)
 
 
-def test_row_0_54_trap_T91_the_sample_itself_is_not_copied_and_other_tensors_are(lab: Lab) -> None:
+def test_the_sample_itself_is_not_copied_and_other_tensors_are(lab: Lab) -> None:
     sample = fresh(lab, 8)
     graphed = make_graphed_callables(torch.sin, (sample,))
     sample.normal_()
@@ -124,7 +124,7 @@ def test_row_0_54_trap_T91_the_sample_itself_is_not_copied_and_other_tensors_are
     assert_close(sample, x)
 
 
-def test_trap_T91_a_view_with_the_address_of_the_sample_is_right_or_refused(lab: Lab) -> None:
+def test_a_view_with_the_address_of_the_sample_is_right_or_refused(lab: Lab) -> None:
     sample = fresh(lab, 4, 4)
     graphed = make_graphed_callables(torch.cumsum, (sample,), sample_kwargs={"dim": 1})
     sample.normal_()
@@ -145,7 +145,7 @@ def test_trap_T91_a_view_with_the_address_of_the_sample_is_right_or_refused(lab:
 
 
 @pytest.mark.parametrize("shape", [(1, 6), (6,), (), (4, 1), (1,), (4, 6, 1), (2, 4, 6), (3, 6)])
-def test_trap_T92_shapes_that_would_broadcast_are_refused(lab: Lab, shape: tuple[int, ...]) -> None:
+def test_shapes_that_would_broadcast_are_refused(lab: Lab, shape: tuple[int, ...]) -> None:
     graphed = make_graphed_callables(torch.sin, (fresh(lab, 4, 6),))
     with pytest.raises(ArgumentError, match=r"argument 0 .*expected .*\[4, 6\]") as caught:
         graphed(torch.randn(shape, device=lab.device))

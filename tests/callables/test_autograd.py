@@ -1,4 +1,4 @@
-"""Gradients of graphed callables: rows 0-44, 0-52, 0-56, 0-63, 0-64 and traps T94, T95, T99."""
+"""Gradients of graphed callables."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def gradients(module: nn.Module) -> list[Tensor | None]:
     return [parameter.grad for parameter in module.parameters()]
 
 
-def test_row_0_44_gradients_of_arguments_and_parameters_equal_eager(lab: Lab) -> None:
+def test_gradients_of_arguments_and_parameters_equal_eager(lab: Lab) -> None:
     module, eager = pair(lab, lambda: network(lab))
     make_graphed_callables(module, (leaf(lab, 4, 6),))
     for _ in range(3):
@@ -70,7 +70,7 @@ def test_row_0_44_gradients_of_arguments_and_parameters_equal_eager(lab: Lab) ->
 
 @pytest.mark.parametrize("optimiser", [torch.optim.SGD, torch.optim.Adam])
 @pytest.mark.parametrize("set_to_none", [True, False])
-def test_row_0_63_ten_steps_of_training_with_dropout_equal_eager(
+def test_ten_steps_of_training_with_dropout_equal_eager(
     lab: Lab, optimiser: Any, set_to_none: bool
 ) -> None:
     module, eager = pair(
@@ -95,7 +95,7 @@ def test_row_0_63_ten_steps_of_training_with_dropout_equal_eager(
 
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("zeroed", ["never", "zero", "none"])
-def test_trap_T95_row_0_64_gradients_accumulate_over_calls_of_several_callables_as_in_eager(
+def test_gradients_accumulate_over_calls_of_several_callables_as_in_eager(
     lab: Lab, zeroed: str, count: int
 ) -> None:
     blocks, eager = pair(lab, lambda: nn.Sequential(*(Block() for _ in range(count))))
@@ -118,7 +118,7 @@ def test_trap_T95_row_0_64_gradients_accumulate_over_calls_of_several_callables_
         assert_close(x.grad, z.grad, rtol=1e-4, atol=1e-4)
 
 
-def test_trap_T95_gradients_accumulate_where_callables_were_graphed_one_by_one_into_a_pool(
+def test_gradients_accumulate_where_callables_were_graphed_one_by_one_into_a_pool(
     lab: Lab,
 ) -> None:
     blocks, eager = pair(lab, lambda: nn.Sequential(Block(), Block()))
@@ -231,7 +231,7 @@ def test_parameters_frozen_before_the_capture_get_none_and_a_warning_when_they_w
     assert module[0].weight.grad is None
 
 
-def test_row_0_62_an_argument_that_wants_a_gradient_unlike_its_sample_is_warned_of_once(
+def test_an_argument_that_wants_a_gradient_unlike_its_sample_is_warned_of_once(
     lab: Lab,
 ) -> None:
     module = network(lab)
@@ -246,7 +246,7 @@ def test_row_0_62_an_argument_that_wants_a_gradient_unlike_its_sample_is_warned_
     module(x)
 
 
-def test_row_0_62_an_argument_without_gradient_unlike_its_sample_gets_none(lab: Lab) -> None:
+def test_an_argument_without_gradient_unlike_its_sample_gets_none(lab: Lab) -> None:
     graphed = make_graphed_callables(lambda x, y: x * y, (leaf(lab, 4), leaf(lab, 4)))
     x, y = leaf(lab, 4), fresh(lab, 4)
     graphed(x, y).sum().backward()
@@ -255,7 +255,7 @@ def test_row_0_62_an_argument_without_gradient_unlike_its_sample_gets_none(lab: 
     assert not graphed(x.detach(), y).requires_grad
 
 
-def test_row_0_52_an_unused_argument_is_an_error_or_gets_none(lab: Lab) -> None:
+def test_an_unused_argument_is_an_error_or_gets_none(lab: Lab) -> None:
     def function(x: Tensor, y: Tensor) -> Tensor:
         return x * 2
 
@@ -270,7 +270,7 @@ def test_row_0_52_an_unused_argument_is_an_error_or_gets_none(lab: Lab) -> None:
     assert y.grad is None
 
 
-def test_trap_T94_outputs_without_gradient_are_constants_of_autograd(lab: Lab) -> None:
+def test_outputs_without_gradient_are_constants_of_autograd(lab: Lab) -> None:
     def function(x: Tensor) -> tuple[Any, ...]:
         return x.argsort(), 3, *Identity.apply(x), x.detach(), None, x * x
 
@@ -369,7 +369,7 @@ def test_hooks_and_retained_gradients_of_inputs_work(lab: Lab) -> None:
 
 @pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True")
 @pytest.mark.parametrize("clone", [True, False])
-def test_row_0_56_a_second_derivative_is_refused(lab: Lab, clone: bool) -> None:
+def test_a_second_derivative_is_refused(lab: Lab, clone: bool) -> None:
     graphed = make_graphed_callables(torch.sin, (leaf(lab, 4),), clone_outputs=clone)
     x = leaf(lab, 4)
     (grad,) = torch.autograd.grad(graphed(x).sum(), x, create_graph=True)
@@ -410,7 +410,7 @@ def test_backward_through_an_older_call_is_refused(lab: Lab) -> None:
         older.backward()
 
 
-def test_row_0_64_another_order_than_that_of_the_captures_is_refused_or_right(lab: Lab) -> None:
+def test_another_order_than_that_of_the_captures_is_refused_or_right(lab: Lab) -> None:
     blocks, eager = pair(lab, lambda: nn.ModuleList([Block(), Block()]))
     make_graphed_callables(tuple(blocks), ((leaf(lab, 5, 6),), (leaf(lab, 5, 6),)))
     x = fresh(lab, 5, 6)
@@ -431,7 +431,7 @@ def test_row_0_64_another_order_than_that_of_the_captures_is_refused_or_right(la
     assert_close(gradients(blocks), gradients(eager), rtol=1e-4, atol=1e-4)
 
 
-def test_trap_T99_graphing_leaves_gradients_alone(lab: Lab) -> None:
+def test_graphing_leaves_gradients_alone(lab: Lab) -> None:
     module, x = network(lab), leaf(lab, 4, 6)
     make_graphed_callables(module, (x,))
     assert x.grad is None

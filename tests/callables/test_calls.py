@@ -1,4 +1,4 @@
-"""Calls of graphed callables: rows 0-37 … 0-64 and traps T90 … T101."""
+"""Calls of graphed callables."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Counting(nn.Module):
         return self.linear(x).tanh()
 
 
-def test_row_0_38_one_callable_gives_one_and_a_tuple_gives_a_tuple(lab: Lab) -> None:
+def test_one_callable_gives_one_and_a_tuple_gives_a_tuple(lab: Lab) -> None:
     one = make_graphed_callables(torch.sin, (fresh(lab, 4),))
     assert callable(one)
     many = make_graphed_callables((torch.sin, torch.cos), ((fresh(lab, 4),), (fresh(lab, 4),)))
@@ -51,7 +51,7 @@ def test_row_0_38_one_callable_gives_one_and_a_tuple_gives_a_tuple(lab: Lab) -> 
     assert_close(single[0](x), x.sin())
 
 
-def test_row_0_39_each_callable_is_captured_with_its_own_arguments(lab: Lab) -> None:
+def test_each_callable_is_captured_with_its_own_arguments(lab: Lab) -> None:
     product, matrix = make_graphed_callables(
         (torch.mul, torch.mm),
         ((fresh(lab, 3), fresh(lab, 3)), (fresh(lab, 4, 2), fresh(lab, 2, 5))),
@@ -62,9 +62,7 @@ def test_row_0_39_each_callable_is_captured_with_its_own_arguments(lab: Lab) -> 
 
 
 @pytest.mark.parametrize("iterations", [0, 3, 11])
-def test_rows_0_46_0_47_the_callable_runs_num_warmup_iters_times_and_once_more(
-    lab: Lab, iterations: int
-) -> None:
+def test_the_callable_runs_num_warmup_iters_times_and_once_more(lab: Lab, iterations: int) -> None:
     module = Counting().to(lab.device)
     if lab.device == "cuda":
         module.linear(leaf(lab, 4, 6)).sum().backward()  # what cuBLAS sets up on first use
@@ -76,9 +74,7 @@ def test_rows_0_46_0_47_the_callable_runs_num_warmup_iters_times_and_once_more(
 
 
 @pytest.mark.parametrize("backward_too", [True, False])
-def test_rows_0_45_0_48_0_49_0_51_graphs_are_captured_in_live_order_into_one_pool(
-    lab: Lab, backward_too: bool
-) -> None:
+def test_graphs_are_captured_in_live_order_into_one_pool(lab: Lab, backward_too: bool) -> None:
     graphs: list[cgraph.CUDAGraph] = []
     log: list[str] = []
 
@@ -110,7 +106,7 @@ def test_rows_0_45_0_48_0_49_0_51_graphs_are_captured_in_live_order_into_one_poo
     del kept
 
 
-def test_rows_0_51_0_53_trap_T97_without_a_differentiable_output_there_is_no_backward(
+def test_without_a_differentiable_output_there_is_no_backward(
     lab: Lab,
 ) -> None:
     module = network(lab).requires_grad_(False)
@@ -125,7 +121,7 @@ def test_rows_0_51_0_53_trap_T97_without_a_differentiable_output_there_is_no_bac
     assert torch.equal(graphed(y), (y > 0).int())
 
 
-def test_row_0_55_trap_T93_a_result_is_overwritten_by_the_next_call(lab: Lab) -> None:
+def test_a_result_is_overwritten_by_the_next_call(lab: Lab) -> None:
     graphed = make_graphed_callables(torch.sin, (fresh(lab, 4),))
     x, y = fresh(lab, 4), fresh(lab, 4)
     first = graphed(x)
@@ -152,7 +148,7 @@ def test_clone_outputs_gives_results_and_gradients_that_stay(lab: Lab) -> None:
         assert_close(grad, torch.autograd.grad(expected.square().sum(), x)[0])
 
 
-def test_row_0_57_outputs_keep_their_containers_and_constants(lab: Lab) -> None:
+def test_outputs_keep_their_containers_and_constants(lab: Lab) -> None:
     def function(x: Tensor) -> dict[str, Any]:
         return {
             "pair": Pair(x * 2, x + 1),
@@ -188,7 +184,7 @@ def test_a_callable_may_return_no_tensor(lab: Lab, result: object) -> None:
     assert_close(sample, x * 2)
 
 
-def test_trap_T94_outputs_may_be_inputs_views_parameters_and_each_other(lab: Lab) -> None:
+def test_outputs_may_be_inputs_views_parameters_and_each_other(lab: Lab) -> None:
     class Aliases(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -215,7 +211,7 @@ def test_trap_T94_outputs_may_be_inputs_views_parameters_and_each_other(lab: Lab
         assert_close(*found)
 
 
-def test_row_0_58_a_module_is_returned_itself_and_graphed_in_its_mode(lab: Lab) -> None:
+def test_a_module_is_returned_itself_and_graphed_in_its_mode(lab: Lab) -> None:
     module = Counting().to(lab.device)
     assert make_graphed_callables(module, (fresh(lab, 4, 6),)) is module
     before, x = module.calls, fresh(lab, 4, 6)
@@ -272,7 +268,7 @@ def test_a_forward_that_is_an_attribute_of_the_module_is_called_in_the_other_mod
     assert_close(module.eval()(x), x * 3)
 
 
-def test_row_0_59_a_function_gets_a_wrapper_with_its_name(lab: Lab) -> None:
+def test_a_function_gets_a_wrapper_with_its_name(lab: Lab) -> None:
     def function(x: Tensor) -> Tensor:
         """Its own text."""
         return x * 2
@@ -348,7 +344,7 @@ def test_what_the_call_of_a_module_does_besides_happens_once(lab: Lab) -> None:
     assert_close(module(x), eager(x))
 
 
-def test_trap_T90_hooks_of_submodules_are_captured_with_a_warning(lab: Lab) -> None:
+def test_hooks_of_submodules_are_captured_with_a_warning(lab: Lab) -> None:
     module = network(lab)
     calls: list[int] = []
 
@@ -384,7 +380,7 @@ def test_state_is_noted_before_the_warm_up_changes_it(lab: Lab) -> None:
         assert torch.equal(module.running_var.cpu(), torch.ones(6))
 
 
-def test_trap_T98_the_warm_up_leaves_traces_unless_state_is_preserved(lab: Lab) -> None:
+def test_the_warm_up_leaves_traces_unless_state_is_preserved(lab: Lab) -> None:
     def build() -> nn.Module:
         return nn.Sequential(nn.BatchNorm1d(6), nn.Dropout(0.5)).to(lab.device)
 
@@ -447,9 +443,7 @@ def test_inference_without_gradients_is_right(lab: Lab, guard: Any, at_capture: 
 
 
 @pytest.mark.parametrize("cached", [True, False])
-def test_row_0_37_trap_T101_autocast_is_captured_without_its_cache_and_refused_with_it(
-    lab: Lab, cached: bool
-) -> None:
+def test_autocast_is_captured_without_its_cache_and_refused_with_it(lab: Lab, cached: bool) -> None:
     module = network(lab)
     eager = copy.deepcopy(module)
     if cached:

@@ -50,7 +50,7 @@ def without_gc() -> Iterator[None]:
             [torch.sin],
             (0,),
             {},
-            "trap T89: callables is a list of 1, expected a callable or a tuple",
+            "callables is a list of 1, expected a callable or a tuple",
         ),
         ((torch.sin,), (0, 0), {}, "sample_args is .*expected a tuple with those of each of the 1"),
         ((torch.sin,), (0,), {}, r"the sample_args of .*sin are a tensor of shape \(4,\)"),
@@ -79,11 +79,11 @@ def test_arguments_that_do_not_fit_are_named(
             return tuple(filled(one) for one in value)
         return fresh(lab, 4) if value == 0 else value
 
-    with pytest.raises(CgraphError, match=text.removeprefix("trap T89: ")):
+    with pytest.raises(CgraphError, match=text):
         make_graphed_callables(function, filled(arguments), **options)
 
 
-def test_trap_T89_a_list_of_callables_is_refused(lab: Lab) -> None:
+def test_a_list_of_callables_is_refused(lab: Lab) -> None:
     with pytest.raises(CallableError, match="callables is a list of 2"):
         make_graphed_callables([torch.sin, torch.cos], ((fresh(lab, 4),), (fresh(lab, 4),)))
 
@@ -97,9 +97,7 @@ HOOKS: dict[str, Callable[[nn.Module], Any]] = {
 
 
 @pytest.mark.parametrize("register", HOOKS.values(), ids=HOOKS)
-def test_row_0_40_a_module_with_hooks_is_refused(
-    lab: Lab, register: Callable[[nn.Module], Any]
-) -> None:
+def test_a_module_with_hooks_is_refused(lab: Lab, register: Callable[[nn.Module], Any]) -> None:
     module, x = network(lab), fresh(lab, 4, 6)
     handle = register(module)
     with pytest.raises(AssertionError, match="Modules must not have hooks registered") as caught:
@@ -110,7 +108,7 @@ def test_row_0_40_a_module_with_hooks_is_refused(
     make_graphed_callables(module, (x,))
 
 
-def test_row_0_41_trainable_buffers_are_refused_by_name(lab: Lab) -> None:
+def test_trainable_buffers_are_refused_by_name(lab: Lab) -> None:
     module = network(lab)
     module[0].register_buffer("scale", leaf(lab, 3))
     with pytest.raises(AssertionError, match=r"only parameters may be trainable.* 0\.scale has"):
@@ -210,7 +208,7 @@ def test_a_callable_that_waits_for_the_device_is_refused_with_its_reason(lab: La
     assert_close(make_graphed_callables(torch.sin, (fresh(lab, 4),))(x), x.sin())
 
 
-def test_trap_T55_the_forward_of_a_module_that_is_gone_says_so(lab: Lab) -> None:
+def test_the_forward_of_a_module_that_is_gone_says_so(lab: Lab) -> None:
     module = network(lab)
     make_graphed_callables(module, (fresh(lab, 4, 6),))
     forward = module.forward
@@ -243,9 +241,7 @@ class Circular(nn.Module):
 
 
 @pytest.mark.parametrize("called", [True, False])
-def test_trap_T54_modules_and_their_graphs_go_without_the_garbage_collector(
-    lab: Lab, called: bool
-) -> None:
+def test_modules_and_their_graphs_go_without_the_garbage_collector(lab: Lab, called: bool) -> None:
     # At the first capture of a process torch leaves cycles with the objects of its loading.
     make_graphed_callables(network(lab), (leaf(lab, 4, 6),))
     with without_gc():
@@ -266,7 +262,7 @@ def test_trap_T54_modules_and_their_graphs_go_without_the_garbage_collector(
         assert [graph() for graph in graphs] == [None, None]
 
 
-def test_trap_T54_functions_and_their_graphs_go_without_the_garbage_collector(lab: Lab) -> None:
+def test_functions_and_their_graphs_go_without_the_garbage_collector(lab: Lab) -> None:
     with without_gc():
         closed_over = nn.Linear(6, 3).to(lab.device)
         gone = weakref.ref(closed_over)
@@ -384,7 +380,7 @@ def test_each_failing_driver_call_of_a_step_is_raised_and_the_next_step_is_right
     assert failures > 1
 
 
-def test_trap_T104_the_warm_ups_results_are_gone_when_the_capture_begins(lab: Lab) -> None:
+def test_the_warm_ups_results_are_gone_when_the_capture_begins(lab: Lab) -> None:
     made: list[weakref.ref[Tensor]] = []
     alive: list[int] = []
 

@@ -1,4 +1,4 @@
-"""`capture_scope`: one preparation for many captures, and a pool that closes; row 2-46, T151."""
+"""`capture_scope`: one preparation for many captures, and a pool that closes."""
 
 from __future__ import annotations
 
@@ -50,7 +50,6 @@ def into(pool: Any, x: Tensor) -> tuple[cgraph.CUDAGraph, Tensor]:
 def test_many_captures_prepare_once_and_are_right(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Row 2-46."""
     monkeypatch.setenv("TORCH_CUDAGRAPH_GC", "1")
     x = fresh(lab, 8)
     with counted(monkeypatch) as found, capture_scope() as pool:
@@ -77,7 +76,6 @@ def test_no_collection_starts_by_itself_inside(lab: Lab) -> None:
 
 
 def test_a_frozen_pool_takes_no_capture_and_others_do(lab: Lab) -> None:
-    """Trap T151."""
     x = fresh(lab, 8)
     with capture_scope(freeze=True) as pool:
         graph, y = into(pool, x)

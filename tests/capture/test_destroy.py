@@ -1,4 +1,4 @@
-"""Effects at the end of a capture: destroy callbacks, retained objects, traps T42, T45 … T50."""
+"""Effects at the end of a capture: destroy callbacks, retained objects."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Thing:
     graph: Any = None
 
 
-def test_trap_T46_callbacks_run_once_in_order_at_reset_and_are_used_up(lab: Lab) -> None:
+def test_callbacks_run_once_in_order_at_reset_and_are_used_up(lab: Lab) -> None:
     x, seen = fresh(lab, 8), []
     graph, _ = captured(lab, x)
     for name in ("first", "second"):
@@ -39,7 +39,7 @@ def test_trap_T46_callbacks_run_once_in_order_at_reset_and_are_used_up(lab: Lab)
     assert seen == ["first", "second", "second cycle"]
 
 
-def test_trap_T46_a_destroy_hook_runs_once_for_each_capture_before_the_callbacks(
+def test_a_destroy_hook_runs_once_for_each_capture_before_the_callbacks(
     lab: Lab,
 ) -> None:
     x, seen = fresh(lab, 8), []
@@ -71,9 +71,7 @@ def test_callbacks_run_before_the_graph_is_freed(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("registered", ["callback", "object", "hook"])
-def test_trap_T47_what_refers_to_its_graph_does_not_keep_it_alive(
-    lab: Lab, registered: str
-) -> None:
+def test_what_refers_to_its_graph_does_not_keep_it_alive(lab: Lab, registered: str) -> None:
     x = fresh(lab, 8)
     graph, _ = captured(lab, x)
     seen: list[str] = []
@@ -97,7 +95,7 @@ def test_trap_T47_what_refers_to_its_graph_does_not_keep_it_alive(
     assert dead_thing() is None
 
 
-def test_trap_T45_an_error_in_a_callback_is_reported_and_the_others_run(
+def test_an_error_in_a_callback_is_reported_and_the_others_run(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reported: list[type[BaseException]] = []
@@ -136,7 +134,7 @@ def test_a_retained_object_lives_until_reset(lab: Lab) -> None:
     assert dead() is None
 
 
-def test_trap_T48_synchronize_before_release_waits_for_replays_on_every_stream(lab: Lab) -> None:
+def test_synchronize_before_release_waits_for_replays_on_every_stream(lab: Lab) -> None:
     x = fresh(lab, 1 << 22)
     graph, y = captured(lab, x, keep_graph=True)
     streams = [lab.stream(), lab.stream()]
@@ -156,7 +154,7 @@ def test_trap_T48_synchronize_before_release_waits_for_replays_on_every_stream(l
     assert torch.equal(y, x * 2 + 1)
 
 
-def test_trap_T49_a_failed_wait_does_not_keep_the_callbacks_from_running(
+def test_a_failed_wait_does_not_keep_the_callbacks_from_running(
     sim: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reported: list[Any] = []
@@ -192,7 +190,7 @@ def test_callbacks_of_a_graph_that_is_alive_run_at_exit() -> None:
     assert ended.stderr == ""
 
 
-def test_trap_T50_a_subclass_whose_constructor_raised_dies_quietly(
+def test_a_subclass_whose_constructor_raised_dies_quietly(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reported: list[Any] = []
@@ -216,7 +214,7 @@ def test_what_is_no_callable_is_no_callback(lab: Lab) -> None:
         cgraph.register_graph_destroy_hook(43)  # type: ignore[arg-type]
 
 
-def test_trap_T42_a_graph_that_the_collector_frees_during_another_capture_breaks_nothing(
+def test_a_graph_that_the_collector_frees_during_another_capture_breaks_nothing(
     lab: Lab,
 ) -> None:
     x = fresh(lab, 64)

@@ -1,4 +1,4 @@
-"""State after a failed capture, which is as before: traps T6, T9 … T11, DESIGN §3.3."""
+"""State after a failed capture, which is as before."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_failing_body_leaves_everything_as_before(
 
 
 @pytest.mark.parametrize("body", [syncs, needs_a_shape])
-def test_trap_T11_the_drivers_reason_is_a_note_of_the_bodys_exception(lab: Lab, body: Body) -> None:
+def test_the_drivers_reason_is_a_note_of_the_bodys_exception(lab: Lab, body: Body) -> None:
     x = fresh(lab, 64)
     with pytest.raises(RuntimeError) as caught, cgraph.graph(cgraph.CUDAGraph()):
         body(lab, x)

@@ -1,4 +1,4 @@
-"""The garbage collector during a capture; traps T23 and T60."""
+"""The garbage collector during a capture."""
 
 from __future__ import annotations
 

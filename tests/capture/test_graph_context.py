@@ -1,4 +1,4 @@
-"""`graph`, `is_current_stream_capturing`: rows 0-2 … 0-3 and 0-28 … 0-36."""
+"""`graph`, `is_current_stream_capturing`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cgraph.errors import CaptureError
 from lab import Lab, captured, fresh
 
 
-def test_row_0_2_capturing_is_said_of_the_current_stream_only(lab: Lab) -> None:
+def test_capturing_is_said_of_the_current_stream_only(lab: Lab) -> None:
     x, other = fresh(lab, 8), lab.stream()
     assert not cgraph.is_current_stream_capturing()
     with cgraph.graph(cgraph.CUDAGraph()):
@@ -26,7 +26,7 @@ def test_row_0_2_capturing_is_said_of_the_current_stream_only(lab: Lab) -> None:
     assert not cgraph.is_current_stream_capturing()
 
 
-def test_row_0_28_work_of_the_block_is_captured_and_not_run(lab: Lab) -> None:
+def test_work_of_the_block_is_captured_and_not_run(lab: Lab) -> None:
     x = fresh(lab, 64)
     before, graph = x.clone(), cgraph.CUDAGraph()
     with cgraph.graph(graph):
@@ -37,7 +37,7 @@ def test_row_0_28_work_of_the_block_is_captured_and_not_run(lab: Lab) -> None:
     assert torch.equal(x, before + 1 + 1)
 
 
-def test_row_0_29_the_default_stream_of_captures_is_made_once(
+def test_the_default_stream_of_captures_is_made_once(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cgraph.graph, "default_capture_stream", None)
@@ -46,7 +46,7 @@ def test_row_0_29_the_default_stream_of_captures_is_made_once(
     assert first is second is cgraph.graph.default_capture_stream
 
 
-def test_row_0_30_an_explicit_stream_is_current_in_the_block(lab: Lab) -> None:
+def test_an_explicit_stream_is_current_in_the_block(lab: Lab) -> None:
     stream, x = lab.stream(), fresh(lab, 8)
     before = lab.current()
     with cgraph.graph(cgraph.CUDAGraph(), stream=stream):
@@ -55,7 +55,7 @@ def test_row_0_30_an_explicit_stream_is_current_in_the_block(lab: Lab) -> None:
     assert lab.current() == before
 
 
-def test_row_0_32_enter_does_its_steps_in_order(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_enter_does_its_steps_in_order(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     steps: list[str] = []
     # A restored attribute of an object would hide the class's own for good.
     driver = type(_driver.current())
@@ -82,9 +82,7 @@ def test_row_0_32_enter_does_its_steps_in_order(lab: Lab, monkeypatch: pytest.Mo
     assert steps[:4] == ["synchronize", "collect", "empty_cache", "begin"]
 
 
-def test_row_0_32_no_collection_unless_it_is_asked_for(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_collection_unless_it_is_asked_for(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     collections: list[None] = []
     monkeypatch.setattr(gc, "collect", lambda *_: collections.append(None))
     x = fresh(lab, 8)
@@ -93,21 +91,21 @@ def test_row_0_32_no_collection_unless_it_is_asked_for(
     assert not collections
 
 
-def test_row_0_33_enter_returns_nothing(lab: Lab) -> None:
+def test_enter_returns_nothing(lab: Lab) -> None:
     x = fresh(lab, 8)
     with cgraph.graph(cgraph.CUDAGraph()) as entered:
         x + 1
     assert entered is None
 
 
-def test_row_0_34_the_exception_of_the_block_comes_out(lab: Lab) -> None:
+def test_the_exception_of_the_block_comes_out(lab: Lab) -> None:
     x = fresh(lab, 8)
     with pytest.raises(ValueError, match="mine"), cgraph.graph(cgraph.CUDAGraph()):
         x + 1
         raise ValueError("mine")
 
 
-def test_row_0_35_captures_on_one_stream_share_the_memory_of_a_pool(lab: Lab) -> None:
+def test_captures_on_one_stream_share_the_memory_of_a_pool(lab: Lab) -> None:
     x, stream, handle = fresh(lab, 1 << 16), lab.stream(), cgraph.graph_pool_handle()
     graphs = []
     for _ in range(3):
@@ -118,7 +116,7 @@ def test_row_0_35_captures_on_one_stream_share_the_memory_of_a_pool(lab: Lab) ->
         assert lab.segments(handle) == 1
 
 
-def test_row_0_36_a_second_capture_in_the_same_thread_is_refused(lab: Lab) -> None:
+def test_a_second_capture_in_the_same_thread_is_refused(lab: Lab) -> None:
     x, inner = fresh(lab, 8), cgraph.CUDAGraph()
     graph = cgraph.CUDAGraph()
     with cgraph.graph(graph):
@@ -179,7 +177,7 @@ def test_replay_reads_its_inputs_where_they_were(lab: Lab) -> None:
         assert torch.equal(y, x * 2 + 1)
 
 
-def test_row_0_29_a_default_capture_stream_of_the_user_is_used(
+def test_a_default_capture_stream_of_the_user_is_used(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Own(cgraph.graph):

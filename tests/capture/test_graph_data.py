@@ -66,7 +66,7 @@ def described(text: dict[str, Any]) -> dict[str, Any]:
     return data._described(json.loads(json.dumps(text)))
 
 
-def test_row_4_8_debug_dump_raises_where_no_template_is_live(lab: Lab, tmp_path: Path) -> None:
+def test_debug_dump_raises_where_no_template_is_live(lab: Lab, tmp_path: Path) -> None:
     path = tmp_path / "graph.dot"
     graph = cgraph.CUDAGraph()
     with pytest.raises(StateError, match=r"debug_dump\(\) before a successful capture"):
@@ -83,9 +83,7 @@ def test_row_4_8_debug_dump_raises_where_no_template_is_live(lab: Lab, tmp_path:
 
 
 @pytest.mark.parametrize("keep_graph", [False, True])
-def test_row_4_8_export_dot_writes_in_either_keep_mode(
-    lab: Lab, tmp_path: Path, keep_graph: bool
-) -> None:
+def test_export_dot_writes_in_either_keep_mode(lab: Lab, tmp_path: Path, keep_graph: bool) -> None:
     graph = cgraph.CUDAGraph(keep_graph=keep_graph)
     path = tmp_path / "graph.dot"
     graph.register_capture_end_hook(cgraph.export_dot(path))
@@ -99,7 +97,7 @@ def test_row_4_8_export_dot_writes_in_either_keep_mode(
     assert len(short) < len(verbose)
 
 
-def test_row_4_10_get_graph_data_names_what_is_missing(lab: Lab) -> None:
+def test_get_graph_data_names_what_is_missing(lab: Lab) -> None:
     graph = cgraph.CUDAGraph(keep_graph=True)
     with pytest.raises(StateError, match="before a successful capture"):
         graph.get_graph_data()
@@ -118,7 +116,7 @@ def test_row_4_10_get_graph_data_names_what_is_missing(lab: Lab) -> None:
         unkept.get_graph_data()
 
 
-def test_row_4_11_nodes_and_edges_have_torchs_structure(lab: Lab) -> None:
+def test_nodes_and_edges_have_torchs_structure(lab: Lab) -> None:
     graph = kept(lab)
     found = graph.get_graph_data()
     assert found == cgraph.graph_data(graph)
@@ -137,7 +135,7 @@ def test_row_4_11_nodes_and_edges_have_torchs_structure(lab: Lab) -> None:
     assert [node["dependents"] for node in found["nodes"]] == [[1], []]
 
 
-def test_row_4_11_a_diamond_of_forked_streams_has_its_dependencies(lab: Lab) -> None:
+def test_a_diamond_of_forked_streams_has_its_dependencies(lab: Lab) -> None:
     nodes = diamond(lab).get_graph_data()["nodes"]
     kernels = [node for node in nodes if node["node_type"] == "kernel"]
     assert len(kernels) == len(nodes) == 4
@@ -149,7 +147,7 @@ def test_row_4_11_a_diamond_of_forked_streams_has_its_dependencies(lab: Lab) -> 
     assert nodes[last]["dependents"] == []
 
 
-def test_trap_T41_each_call_gives_a_new_dictionary(lab: Lab) -> None:
+def test_each_call_gives_a_new_dictionary(lab: Lab) -> None:
     graph = kept(lab)
     first = graph.get_graph_data()
     expected = pickle.dumps(first)
@@ -178,7 +176,7 @@ def test_export_graph_data_pickles_at_each_instantiation(
         assert found == graph.get_graph_data()
 
 
-def test_row_4_12_ids_are_those_of_the_exec_or_none(lab: Lab) -> None:
+def test_ids_are_those_of_the_exec_or_none(lab: Lab) -> None:
     graph = kept(lab)
     first = graph.get_graph_data()
     graph.instantiate()
@@ -202,7 +200,7 @@ def check_ids(graph: cgraph.CUDAGraph, first: dict[str, Any], second: dict[str, 
     assert before == after
 
 
-def test_trap_T169_ids_of_a_new_driver_are_remapped_to_the_exec() -> None:
+def test_ids_of_a_new_driver_are_remapped_to_the_exec() -> None:
     with cgraph.sim.use(driver_version=TELLS_IDS) as simulator:
         graph = kept(SimLab(simulator))
         first = graph.get_graph_data()
@@ -210,7 +208,7 @@ def test_trap_T169_ids_of_a_new_driver_are_remapped_to_the_exec() -> None:
         check_ids(graph, first, graph.get_graph_data())
 
 
-def test_trap_T171_the_body_of_a_child_graph_is_described_at_any_depth(lab: Lab) -> None:
+def test_the_body_of_a_child_graph_is_described_at_any_depth(lab: Lab) -> None:
     inner, middle, outer = kept(lab), kept(lab), kept(lab)
     middle._template.add_child(inner._template)
     outer._template.add_child(middle._template)
@@ -226,7 +224,7 @@ def test_trap_T171_the_body_of_a_child_graph_is_described_at_any_depth(lab: Lab)
 
 
 @pytest.mark.parametrize(("version", "bodies"), [(TELLS_IDS, 0), (TELLS_BODIES, 2)])
-def test_trap_T171_bodies_of_conditional_nodes_are_there_where_the_driver_tells(
+def test_bodies_of_conditional_nodes_are_there_where_the_driver_tells(
     version: int, bodies: int
 ) -> None:
     with cgraph.sim.use(driver_version=version) as simulator:
@@ -240,7 +238,7 @@ def test_trap_T171_bodies_of_conditional_nodes_are_there_where_the_driver_tells(
         assert [len(body["nodes"]) for body in node["bodies"]] == [2] * bodies
 
 
-def test_trap_T172_events_are_told_and_kernels_may_lack_a_name() -> None:
+def test_events_are_told_and_kernels_may_lack_a_name() -> None:
     nodes = [
         {"index": 0, "handle": 16, "kind": "kernel"},
         {"index": 1, "handle": 32, "kind": "event_record", "event": 4096},
@@ -252,7 +250,7 @@ def test_trap_T172_events_are_told_and_kernels_may_lack_a_name() -> None:
     assert record["event_ptr"] == wait["event_ptr"] == 4096
 
 
-def test_trap_T173_programmatic_edges_keep_their_ports_and_type() -> None:
+def test_programmatic_edges_keep_their_ports_and_type() -> None:
     nodes = [{"index": index, "handle": index, "kind": "kernel"} for index in range(2)]
     edge = {"from": 0, "to": 1, "from_port": 1, "to_port": 0, "kind": "programmatic", "type": 1}
     found = described({"nodes": nodes, "edges": [edge]})

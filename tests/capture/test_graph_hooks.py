@@ -1,4 +1,4 @@
-"""Hooks: rows 4-18 … 4-21, traps T25, T37, T39."""
+"""Hooks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cgraph.errors import StateError
 from lab import Lab, fresh
 
 
-def test_row_4_18_capture_end_hooks_run_in_order_with_a_live_template(lab: Lab) -> None:
+def test_capture_end_hooks_run_in_order_with_a_live_template(lab: Lab) -> None:
     x, graph = fresh(lab, 8), cgraph.CUDAGraph()
     seen: list[tuple[str, bool]] = []
     for name in ("first", "second", "third"):
@@ -25,7 +25,7 @@ def test_row_4_18_capture_end_hooks_run_in_order_with_a_live_template(lab: Lab) 
     assert seen == [("first", True), ("second", True), ("third", True)]
 
 
-def test_row_4_18_a_removed_hook_does_not_run(lab: Lab) -> None:
+def test_a_removed_hook_does_not_run(lab: Lab) -> None:
     x, graph, seen = fresh(lab, 8), cgraph.CUDAGraph(), []
     handle = graph.register_capture_end_hook(lambda _: seen.append("removed"))
     with graph.register_capture_end_hook(lambda _: seen.append("with")):
@@ -38,7 +38,7 @@ def test_row_4_18_a_removed_hook_does_not_run(lab: Lab) -> None:
     assert seen == ["kept"]
 
 
-def test_row_4_19_post_instantiate_hooks_run_for_each_exec(lab: Lab) -> None:
+def test_post_instantiate_hooks_run_for_each_exec(lab: Lab) -> None:
     x, graph = fresh(lab, 8), cgraph.CUDAGraph(keep_graph=True)
     execs: list[int] = []
     graph.register_post_instantiate_hook(lambda g: execs.append(g.raw_cuda_graph_exec()))
@@ -50,7 +50,7 @@ def test_row_4_19_post_instantiate_hooks_run_for_each_exec(lab: Lab) -> None:
     assert len(set(execs)) == 2
 
 
-def test_row_4_19_the_first_replay_runs_the_hooks_too(lab: Lab) -> None:
+def test_the_first_replay_runs_the_hooks_too(lab: Lab) -> None:
     x, graph, seen = fresh(lab, 8), cgraph.CUDAGraph(keep_graph=True), []
     graph.register_post_instantiate_hook(seen.append)
     with cgraph.graph(graph):
@@ -60,7 +60,7 @@ def test_row_4_19_the_first_replay_runs_the_hooks_too(lab: Lab) -> None:
     assert seen == [graph]
 
 
-def test_row_4_21_without_keep_graph_the_template_dies_after_both_kinds_of_hooks(
+def test_without_keep_graph_the_template_dies_after_both_kinds_of_hooks(
     lab: Lab,
 ) -> None:
     x, graph = fresh(lab, 8), cgraph.CUDAGraph()
@@ -86,7 +86,7 @@ def test_row_4_21_without_keep_graph_the_template_dies_after_both_kinds_of_hooks
         graph.raw_cuda_graph()
 
 
-def test_trap_T25_a_hook_that_raises_stops_the_others_and_leaves_the_template(lab: Lab) -> None:
+def test_a_hook_that_raises_stops_the_others_and_leaves_the_template(lab: Lab) -> None:
     x, graph, seen = fresh(lab, 8), cgraph.CUDAGraph(), []
 
     def broken(_: cgraph.CUDAGraph) -> None:
@@ -109,7 +109,7 @@ def test_trap_T25_a_hook_that_raises_stops_the_others_and_leaves_the_template(la
     assert torch.equal(y, x + 1)
 
 
-def test_trap_T37_a_hook_may_remove_itself_and_others(lab: Lab) -> None:
+def test_a_hook_may_remove_itself_and_others(lab: Lab) -> None:
     x, graph, seen = fresh(lab, 8), cgraph.CUDAGraph(), []
     handles = []
 

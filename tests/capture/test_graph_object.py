@@ -1,4 +1,4 @@
-"""`CUDAGraph`: rows 0-5 … 0-27, 4-1 … 4-9, 4-13 … 4-17 of the behaviour table."""
+"""`CUDAGraph`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cgraph.errors import ArgumentError, CaptureError, LivenessError, StateError
 from lab import Lab, SimLab, captured, fresh
 
 
-def test_rows_0_5_and_4_1_subclasses_and_a_positional_keep_graph_work(lab: Lab) -> None:
+def test_subclasses_and_a_positional_keep_graph_work(lab: Lab) -> None:
     class Mine(cgraph.CUDAGraph):
         def __init__(self, keep_graph: bool = False, name: str = "") -> None:
             super().__init__(keep_graph)
@@ -30,7 +30,7 @@ def test_rows_0_5_and_4_1_subclasses_and_a_positional_keep_graph_work(lab: Lab) 
     assert torch.equal(y, x + 1)
 
 
-def test_row_0_6_without_keep_graph_only_the_exec_outlives_the_capture(lab: Lab) -> None:
+def test_without_keep_graph_only_the_exec_outlives_the_capture(lab: Lab) -> None:
     graph, _ = captured(lab, fresh(lab, 8))
     assert graph.raw_cuda_graph_exec() != 0
     if isinstance(lab, SimLab):
@@ -48,7 +48,7 @@ def test_row_0_6_without_keep_graph_only_the_exec_outlives_the_capture(lab: Lab)
         graph.instantiate()
 
 
-def test_row_0_7_with_keep_graph_only_the_template_exists_after_the_capture(lab: Lab) -> None:
+def test_with_keep_graph_only_the_template_exists_after_the_capture(lab: Lab) -> None:
     graph, _ = captured(lab, fresh(lab, 8), keep_graph=True)
     assert graph.raw_cuda_graph() != 0
     sentence = (
@@ -58,7 +58,7 @@ def test_row_0_7_with_keep_graph_only_the_template_exists_after_the_capture(lab:
         graph.raw_cuda_graph_exec()
 
 
-def test_row_0_8_the_first_replay_instantiates(lab: Lab) -> None:
+def test_the_first_replay_instantiates(lab: Lab) -> None:
     x = fresh(lab, 8)
     graph, y = captured(lab, x, keep_graph=True)
     x.normal_()
@@ -67,7 +67,7 @@ def test_row_0_8_the_first_replay_instantiates(lab: Lab) -> None:
     assert torch.equal(y, x * 2 + 1)
 
 
-def test_row_0_9_a_replay_keeps_the_exec_of_an_explicit_instantiate(lab: Lab) -> None:
+def test_a_replay_keeps_the_exec_of_an_explicit_instantiate(lab: Lab) -> None:
     x = fresh(lab, 8)
     graph, _ = captured(lab, x, keep_graph=True)
     graph.instantiate()
@@ -76,7 +76,7 @@ def test_row_0_9_a_replay_keeps_the_exec_of_an_explicit_instantiate(lab: Lab) ->
     assert graph.raw_cuda_graph_exec() == before
 
 
-def test_rows_0_13_and_4_17_instantiate_keeps_the_template_and_replaces_the_exec(lab: Lab) -> None:
+def test_instantiate_keeps_the_template_and_replaces_the_exec(lab: Lab) -> None:
     x = fresh(lab, 8)
     graph, y = captured(lab, x, keep_graph=True)
     template = graph.raw_cuda_graph()
@@ -90,21 +90,21 @@ def test_rows_0_13_and_4_17_instantiate_keeps_the_template_and_replaces_the_exec
     assert torch.equal(y, x * 2 + 1)
 
 
-def test_row_0_12_after_reset_there_is_no_raw_graph(lab: Lab) -> None:
+def test_after_reset_there_is_no_raw_graph(lab: Lab) -> None:
     graph, _ = captured(lab, fresh(lab, 8), keep_graph=True)
     graph.reset()
     with pytest.raises(StateError, match="before a successful capture"):
         graph.raw_cuda_graph()
 
 
-def test_rows_0_14_and_0_15_a_raw_graph_is_a_plain_integer(lab: Lab) -> None:
+def test_a_raw_graph_is_a_plain_integer(lab: Lab) -> None:
     graph, _ = captured(lab, fresh(lab, 8), keep_graph=True)
     assert type(graph.raw_cuda_graph()) is int
     assert ctypes.c_void_p(graph.raw_cuda_graph()).value == graph.raw_cuda_graph()
 
 
 @pytest.mark.parametrize("mode", ["global", "thread_local", "relaxed"])
-def test_rows_0_16_and_0_20_capture_begin_and_end_by_hand(lab: Lab, mode: str) -> None:
+def test_capture_begin_and_end_by_hand(lab: Lab, mode: str) -> None:
     x, graph = fresh(lab, 8), cgraph.CUDAGraph()
     stream = lab.stream()
     lab.fork(stream)
@@ -118,12 +118,12 @@ def test_rows_0_16_and_0_20_capture_begin_and_end_by_hand(lab: Lab, mode: str) -
     assert torch.equal(y, x * 3)
 
 
-def test_row_0_19_an_unknown_mode_is_named(lab: Lab) -> None:
+def test_an_unknown_mode_is_named(lab: Lab) -> None:
     with lab.use(lab.stream()), pytest.raises(ArgumentError, match="nonsense"):
         cgraph.CUDAGraph().capture_begin(capture_error_mode="nonsense")
 
 
-def test_row_0_21_a_replay_runs_on_the_current_stream(lab: Lab) -> None:
+def test_a_replay_runs_on_the_current_stream(lab: Lab) -> None:
     x = fresh(lab, 1 << 12)
     graph, y = captured(lab, x)
     stream = lab.stream()
@@ -136,7 +136,7 @@ def test_row_0_21_a_replay_runs_on_the_current_stream(lab: Lab) -> None:
     assert torch.equal(z, x * 2 + 1 + 1)
 
 
-def test_row_0_22_an_object_can_capture_again_after_reset(lab: Lab) -> None:
+def test_an_object_can_capture_again_after_reset(lab: Lab) -> None:
     x = fresh(lab, 8)
     graph, _ = captured(lab, x)
     graph.reset()
@@ -147,7 +147,7 @@ def test_row_0_22_an_object_can_capture_again_after_reset(lab: Lab) -> None:
     assert torch.equal(y, x - 5)
 
 
-def test_row_0_24_and_4_9_debug_mode_is_of_one_object(lab: Lab, tmp_path: Path) -> None:
+def test_debug_mode_is_of_one_object(lab: Lab, tmp_path: Path) -> None:
     x = fresh(lab, 8)
     kept, other = cgraph.CUDAGraph(), cgraph.CUDAGraph()
     kept.enable_debug_mode()
@@ -160,9 +160,7 @@ def test_row_0_24_and_4_9_debug_mode_is_of_one_object(lab: Lab, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("verbose", [True, False])
-def test_rows_0_25_and_4_8_a_dump_is_a_graphviz_graph(
-    lab: Lab, tmp_path: Path, verbose: bool
-) -> None:
+def test_a_dump_is_a_graphviz_graph(lab: Lab, tmp_path: Path, verbose: bool) -> None:
     graph, _ = captured(lab, fresh(lab, 8), keep_graph=True)
     path = tmp_path / "graph.dot"
     graph.debug_dump(str(path), verbose=verbose)
@@ -172,13 +170,13 @@ def test_rows_0_25_and_4_8_a_dump_is_a_graphviz_graph(
     assert ("(1, 1, 1)" in text) == verbose
 
 
-def test_row_4_8_a_dump_needs_a_live_template(lab: Lab, tmp_path: Path) -> None:
+def test_a_dump_needs_a_live_template(lab: Lab, tmp_path: Path) -> None:
     graph, _ = captured(lab, fresh(lab, 8))
     with pytest.raises(StateError, match="keep_graph=True"):
         graph.debug_dump(str(tmp_path / "graph.dot"))
 
 
-def test_row_4_3_a_replay_that_would_read_a_freed_tensor_raises(lab: Lab) -> None:
+def test_a_replay_that_would_read_a_freed_tensor_raises(lab: Lab) -> None:
     x, graph = fresh(lab, 1000), cgraph.CUDAGraph()
     with cgraph.graph(graph, check_input_liveness=True):
         y = (x * 2).sum()
@@ -190,7 +188,7 @@ def test_row_4_3_a_replay_that_would_read_a_freed_tensor_raises(lab: Lab) -> Non
         graph.replay()
 
 
-def test_row_4_3_tensors_made_inside_the_capture_may_die(lab: Lab) -> None:
+def test_tensors_made_inside_the_capture_may_die(lab: Lab) -> None:
     x, graph = fresh(lab, 1000), cgraph.CUDAGraph()
     with cgraph.graph(graph, check_input_liveness=True):
         y = torch.relu(torch.ones(1000, device=lab.device) + x) * 3
@@ -199,7 +197,7 @@ def test_row_4_3_tensors_made_inside_the_capture_may_die(lab: Lab) -> None:
     assert torch.equal(y, torch.relu(1 + x) * 3)
 
 
-def test_rows_4_6_and_4_7_between_pre_and_post_the_template_is_live(lab: Lab) -> None:
+def test_between_pre_and_post_the_template_is_live(lab: Lab) -> None:
     x, graph, stream = fresh(lab, 8), cgraph.CUDAGraph(), lab.stream()
     lab.fork(stream)
     with lab.use(stream):
@@ -217,7 +215,7 @@ def test_rows_4_6_and_4_7_between_pre_and_post_the_template_is_live(lab: Lab) ->
     assert torch.equal(y, x + 4)
 
 
-def test_trap_T26_post_alone_does_not_instantiate(lab: Lab) -> None:
+def test_post_alone_does_not_instantiate(lab: Lab) -> None:
     graph = cgraph.CUDAGraph()
     x = fresh(lab, 8)
     with lab.use(lab.stream()):
@@ -229,20 +227,20 @@ def test_trap_T26_post_alone_does_not_instantiate(lab: Lab) -> None:
         graph.replay()
 
 
-def test_trap_T7_an_empty_capture_warns_and_replays(lab: Lab) -> None:
+def test_an_empty_capture_warns_and_replays(lab: Lab) -> None:
     graph = cgraph.CUDAGraph()
     with pytest.warns(UserWarning, match="is empty"), cgraph.graph(graph):
         pass
     graph.replay()
 
 
-def test_trap_T28_a_graph_that_is_not_kept_cannot_be_instantiated_again(lab: Lab) -> None:
+def test_a_graph_that_is_not_kept_cannot_be_instantiated_again(lab: Lab) -> None:
     graph, _ = captured(lab, fresh(lab, 8))
     with pytest.raises(StateError, match="keep_graph=True"):
         graph.instantiate()
 
 
-def test_trap_T32_a_replay_inside_another_capture_is_refused(lab: Lab) -> None:
+def test_a_replay_inside_another_capture_is_refused(lab: Lab) -> None:
     x = fresh(lab, 8)
     inner, y = captured(lab, x)
     with pytest.raises(CaptureError, match="replay") as caught, cgraph.graph(cgraph.CUDAGraph()):

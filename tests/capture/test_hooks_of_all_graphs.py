@@ -1,4 +1,4 @@
-"""Hooks around replays, hooks of all graphs, and their errors: traps T34 … T40, T43."""
+"""Hooks around replays, hooks of all graphs, and their errors."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_hooks_of_all_graphs_run_for_each_graph_and_before_its_own(lab: Lab) -> 
     assert seen == [("own replay", graph)]
 
 
-def test_trap_T35_a_replay_start_hook_that_raises_prevents_launch_and_end_hook(lab: Lab) -> None:
+def test_a_replay_start_hook_that_raises_prevents_launch_and_end_hook(lab: Lab) -> None:
     x = fresh(lab, 8)
     graph, y = captured(lab, x)
     seen: list[cgraph.CUDAGraph] = []
@@ -97,7 +97,7 @@ def test_trap_T35_a_replay_start_hook_that_raises_prevents_launch_and_end_hook(l
     assert torch.equal(y, x * 2 + 1)
 
 
-def test_trap_T35_a_launch_that_fails_still_runs_the_end_hooks(sim: Lab) -> None:
+def test_a_launch_that_fails_still_runs_the_end_hooks(sim: Lab) -> None:
     x = fresh(sim, 8)
     graph, _ = captured(sim, x)
     seen: list[cgraph.CUDAGraph] = []
@@ -110,7 +110,7 @@ def test_trap_T35_a_launch_that_fails_still_runs_the_end_hooks(sim: Lab) -> None
     assert seen == [graph, graph]
 
 
-def test_trap_T36_replay_end_hooks_run_when_the_work_is_enqueued() -> None:
+def test_replay_end_hooks_run_when_the_work_is_enqueued() -> None:
     with cgraph.sim.use(asynchronous=True) as simulator:
         x = fresh(SimLab(simulator), 8)
         graph, y = captured(SimLab(simulator), x)
@@ -141,7 +141,7 @@ def test_a_launch_error_comes_out_before_that_of_an_end_hook(
     assert [type(error) for error in reported] == [KeyError]
 
 
-def test_trap_T38_an_error_of_a_hook_for_all_is_reported_and_breaks_nothing(
+def test_an_error_of_a_hook_for_all_is_reported_and_breaks_nothing(
     lab: Lab, reported: list[BaseException]
 ) -> None:
     def broken(_: object) -> None:
@@ -160,7 +160,7 @@ def test_trap_T38_an_error_of_a_hook_for_all_is_reported_and_breaks_nothing(
         handle.remove()
 
 
-def test_trap_T40_what_a_capture_start_hook_enqueues_is_captured(lab: Lab) -> None:
+def test_what_a_capture_start_hook_enqueues_is_captured(lab: Lab) -> None:
     x, graph = fresh(lab, 8), cgraph.CUDAGraph()
     with graph.register_capture_start_hook(lambda _: x.add_(1)), cgraph.graph(graph):
         x.mul_(2)
@@ -169,7 +169,7 @@ def test_trap_T40_what_a_capture_start_hook_enqueues_is_captured(lab: Lab) -> No
     assert torch.equal(x, (before + 1) * 2)
 
 
-def test_trap_T10_a_capture_start_hook_that_raises_leaves_nothing_open(lab: Lab) -> None:
+def test_a_capture_start_hook_that_raises_leaves_nothing_open(lab: Lab) -> None:
     x, graph = fresh(lab, 8), cgraph.CUDAGraph()
     before = lab.current()
 
@@ -201,7 +201,7 @@ def test_a_hook_that_registers_another_hook_does_not_run_it_at_once(lab: Lab) ->
     assert seen == ["late"]
 
 
-def test_trap_T34_a_dead_input_is_found_before_any_hook_or_random_step(lab: Lab) -> None:
+def test_a_dead_input_is_found_before_any_hook_or_random_step(lab: Lab) -> None:
     graph, seen = cgraph.CUDAGraph(), []
     x = fresh(lab, 1 << 20)
     with cgraph.graph(graph, check_input_liveness=True):

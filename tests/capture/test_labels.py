@@ -1,4 +1,4 @@
-"""Labels: scopes, modules, operators and lines of captured nodes; trap T176."""
+"""Labels: scopes, modules, operators and lines of captured nodes."""
 
 from __future__ import annotations
 
@@ -276,7 +276,7 @@ def test_work_between_operators_has_the_scopes_and_no_operator(lab: Lab) -> None
     assert found == [(("ours",), None), ((), None), exp, (("last",), None)]
 
 
-def test_trap_T176_a_failed_capture_leaves_no_labels_and_no_recording(lab: Lab) -> None:
+def test_a_failed_capture_leaves_no_labels_and_no_recording(lab: Lab) -> None:
     x, graph = fresh(lab, 8), new()
     with pytest.raises(ValueError, match="mine"), capture(graph):
         with cgraph.annotate("failed"):

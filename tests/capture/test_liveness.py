@@ -57,7 +57,7 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> Memory:
     return Memory(monkeypatch)
 
 
-def test_row_4_3_the_error_names_shape_dtype_operator_and_line(lab: Lab) -> None:
+def test_the_error_names_shape_dtype_operator_and_line(lab: Lab) -> None:
     x, graph = fresh(lab, 30, 5), cgraph.CUDAGraph()
     with cgraph.graph(graph, check_input_liveness=True):
         y = torch.nn.functional.relu(x) * 2
@@ -72,7 +72,7 @@ def test_row_4_3_the_error_names_shape_dtype_operator_and_line(lab: Lab) -> None
         graph.replay()
 
 
-def test_row_4_3_the_first_use_is_named_and_not_a_later_one(lab: Lab) -> None:
+def test_the_first_use_is_named_and_not_a_later_one(lab: Lab) -> None:
     x, graph = fresh(lab, 6), cgraph.CUDAGraph()
     with cgraph.graph(graph, check_input_liveness=True):
         torch.exp(x)
@@ -82,7 +82,7 @@ def test_row_4_3_the_first_use_is_named_and_not_a_later_one(lab: Lab) -> None:
         graph.replay()
 
 
-def test_row_4_3_a_view_is_no_use(lab: Lab) -> None:
+def test_a_view_is_no_use(lab: Lab) -> None:
     x, graph = fresh(lab, 6, 4), cgraph.CUDAGraph()
     with cgraph.graph(graph, check_input_liveness=True):
         view = x[:3].t()
@@ -92,7 +92,7 @@ def test_row_4_3_a_view_is_no_use(lab: Lab) -> None:
         graph.replay()
 
 
-def test_row_4_3_tensors_that_are_alive_and_in_place_pass(lab: Lab) -> None:
+def test_tensors_that_are_alive_and_in_place_pass(lab: Lab) -> None:
     x, weight, graph = fresh(lab, 4, 8), fresh(lab, 8, 8), cgraph.CUDAGraph()
     y = x @ weight  # libraries load once
     with cgraph.graph(graph, check_input_liveness=True):
@@ -105,7 +105,7 @@ def test_row_4_3_tensors_that_are_alive_and_in_place_pass(lab: Lab) -> None:
         assert torch.allclose(y, x @ weight, atol=1e-5)
 
 
-def test_trap_T177_a_dead_view_of_a_living_storage_passes(lab: Lab) -> None:
+def test_a_dead_view_of_a_living_storage_passes(lab: Lab) -> None:
     x, graph = fresh(lab, 100), cgraph.CUDAGraph()
     view = x[10:20]
     with cgraph.graph(graph, check_input_liveness=True):
@@ -117,7 +117,7 @@ def test_trap_T177_a_dead_view_of_a_living_storage_passes(lab: Lab) -> None:
     assert torch.equal(y, x[10:20] * 3)
 
 
-def test_trap_T177_a_storage_that_was_resized_counts_as_moved(lab: Lab) -> None:
+def test_a_storage_that_was_resized_counts_as_moved(lab: Lab) -> None:
     x, graph = fresh(lab, 100), cgraph.CUDAGraph()
     with cgraph.graph(graph, check_input_liveness=True):
         x * 3
@@ -126,7 +126,7 @@ def test_trap_T177_a_storage_that_was_resized_counts_as_moved(lab: Lab) -> None:
         graph.replay()
 
 
-def test_trap_T180_a_mode_that_the_user_leaves_late_changes_nothing(lab: Lab) -> None:
+def test_a_mode_that_the_user_leaves_late_changes_nothing(lab: Lab) -> None:
     class Counting(torch.utils._python_dispatch.TorchDispatchMode):
         count = 0
 
@@ -169,12 +169,12 @@ def test_blocks_are_found_by_any_address_in_them() -> None:
 @pytest.mark.parametrize(
     "state", ["active_allocated", "active_awaiting_free", "active_pending_free"]
 )
-def test_trap_T76_every_active_state_counts_as_alive(memory: Memory, state: str) -> None:
+def test_every_active_state_counts_as_alive(memory: Memory, state: str) -> None:
     memory.segments = [segment(4096, OUTSIDE_POOLS, (512, state))]
     memory.check([("mine", 4100)])()
 
 
-def test_row_4_4_a_kernels_address_in_a_freed_block_raises(memory: Memory) -> None:
+def test_a_kernels_address_in_a_freed_block_raises(memory: Memory) -> None:
     memory.segments = [segment(4096, OUTSIDE_POOLS, (512, "active_allocated"), (512, "inactive"))]
     check = memory.check([("_Z4minePf", 4100)])
     check()
@@ -186,7 +186,7 @@ def test_row_4_4_a_kernels_address_in_a_freed_block_raises(memory: Memory) -> No
         check()
 
 
-def test_row_4_4_a_block_that_others_took_over_in_parts_raises(memory: Memory) -> None:
+def test_a_block_that_others_took_over_in_parts_raises(memory: Memory) -> None:
     memory.segments = [segment(4096, OUTSIDE_POOLS, (1024, "active_allocated"))]
     check = memory.check([("mine", 4100)])
     memory.segments = [
@@ -196,7 +196,7 @@ def test_row_4_4_a_block_that_others_took_over_in_parts_raises(memory: Memory) -
         check()
 
 
-def test_row_4_4_an_address_that_named_nothing_alive_at_the_end_of_the_capture_raises(
+def test_an_address_that_named_nothing_alive_at_the_end_of_the_capture_raises(
     memory: Memory,
 ) -> None:
     memory.segments = [segment(4096, OUTSIDE_POOLS, (1024, "inactive"))]
@@ -205,7 +205,7 @@ def test_row_4_4_an_address_that_named_nothing_alive_at_the_end_of_the_capture_r
 
 
 @pytest.mark.parametrize("after", [None, (4096, 256), (2048, 4096)])
-def test_row_4_4_memory_of_others_must_stay_mapped_as_it_was(
+def test_memory_of_others_must_stay_mapped_as_it_was(
     memory: Memory, after: tuple[int, int] | None
 ) -> None:
     memory.ranges = {4100: (4096, 512)}
@@ -247,7 +247,7 @@ def test_a_kernel_without_a_name_is_reported_by_its_address(memory: Memory) -> N
         (OUTSIDE_POOLS, "active_allocated", False),
     ],
 )
-def test_trap_T178_a_dead_tensor_whose_block_in_a_pool_is_active_passes(
+def test_a_dead_tensor_whose_block_in_a_pool_is_active_passes(
     memory: Memory, pool: tuple[int, int], state: str, passes: bool
 ) -> None:
     x = torch.randn(128)
@@ -283,7 +283,7 @@ def test_an_address_inside_a_watched_tensor_is_the_watchs_affair(memory: Memory)
     check()
 
 
-def test_trap_T179_operators_outside_a_capturing_stream_are_not_watched() -> None:
+def test_operators_outside_a_capturing_stream_are_not_watched() -> None:
     watch = LivenessMode()
     with watch:
         torch.ones(4) * 2

@@ -77,7 +77,7 @@ def test_a_failed_capture_leaves_the_generator_usable(lab: Lab) -> None:
     assert torch.equal(expected, torch.rand(8, device=lab.device))
 
 
-def test_trap_T83_two_graphs_and_eager_share_one_generator(lab: Lab) -> None:
+def test_two_graphs_and_eager_share_one_generator(lab: Lab) -> None:
     graphs = []
     for _ in range(2):
         graph = cgraph.CUDAGraph()
@@ -122,7 +122,7 @@ def test_any_number_of_registered_generators_draws_what_eager_draws(lab: Lab) ->
         assert torch.equal(one.get_state(), twin.get_state())
 
 
-def test_trap_T82_a_generator_that_was_not_registered_is_refused(lab: Lab) -> None:
+def test_a_generator_that_was_not_registered_is_refused(lab: Lab) -> None:
     (generator,) = generators(lab, 1)
     x = fresh(lab, 8)
     if lab.device == "cuda" and hasattr(torch._C._CUDAGraph, "capture_end_pre"):

@@ -1,4 +1,4 @@
-"""Several threads: captures, replays and deaths of graphs at the same time, traps T42, T51, T63."""
+"""Several threads: captures, replays and deaths of graphs at the same time."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_threads_that_ask_for_the_driver_at_once_get_the_same(
     assert len(found) == 4 and len(set(map(id, found))) == 1
 
 
-def test_traps_T33_T63_replays_of_one_graph_from_several_threads_are_serialised(lab: Lab) -> None:
+def test_replays_of_one_graph_from_several_threads_are_serialised(lab: Lab) -> None:
     count = torch.zeros(1024, device=lab.device)
     graph = cgraph.CUDAGraph()
     with cgraph.graph(graph):
@@ -93,7 +93,7 @@ def test_threads_capture_one_after_another_in_thread_local_mode(lab: Lab) -> Non
     assert all(torch.equal(y, expected) for y, expected in results)
 
 
-def test_trap_T42_a_graph_that_dies_on_another_thread_breaks_no_capture(lab: Lab) -> None:
+def test_a_graph_that_dies_on_another_thread_breaks_no_capture(lab: Lab) -> None:
     x = fresh(lab, 64)
     doomed: list[cgraph.CUDAGraph] = []
     for _ in range(4):

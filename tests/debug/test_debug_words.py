@@ -1,4 +1,4 @@
-"""Debug replays of graphed functions: steps, eager runs, comparisons, poison."""
+"""Debug replays of graphed functions: steps, comparisons, poison."""
 
 from __future__ import annotations
 
@@ -352,30 +352,9 @@ def test_errors_of_eager_runs_come_out_and_leave_state_as_before(lab: Lab) -> No
     assert equal(run(x), total * 2)
 
 
-def test_eager_mode_runs_python_at_each_call_into_the_same_memory(lab: Lab) -> None:
-    by = Unseen(2.0)
-    run, x = graphed(lambda x: x * by[0], "eager", outputs="static"), fresh(lab, 8)
-    run(x)
-    first = run(x)
-    by[0] = 5.0
-    second = run(x)
-    assert second.data_ptr() == first.data_ptr()
-    assert torch.equal(first, x * 5)
-
-
-def test_a_result_of_another_shape_is_refused_in_eager_mode(lab: Lab) -> None:
-    rows = Unseen(2)
-    run, x = graphed(lambda x: x[: rows[0]] * 1, "eager"), fresh(lab, 8)
-    run(x)
-    run(x)
-    rows[0] = 3
-    with pytest.raises(CompareError, match=r"shape \(3,\).*at the capture.*shape \(2,\)"):
-        run(x)
-
-
 @pytest.mark.parametrize("bad", ["syn", "sync,", "compare poison", 3, ["sync"], "sync,NaN"])
 def test_a_wrong_word_is_refused_when_the_function_is_graphed(bad: Any) -> None:
-    with pytest.raises(ArgumentError, match="sync, eager, compare, poison"):
+    with pytest.raises(ArgumentError, match="sync, compare, poison"):
         cgraph.graphed(torch.relu, debug=bad)
 
 

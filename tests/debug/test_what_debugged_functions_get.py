@@ -14,7 +14,7 @@ from lab import Lab, fresh
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*as it was written")
 
-WORDS = ["", "sync", "eager", "poison", "compare", "sync,compare,poison"]
+WORDS = ["", "sync", "poison", "compare", "sync,compare,poison"]
 debugged = pytest.mark.parametrize("words", WORDS)
 
 

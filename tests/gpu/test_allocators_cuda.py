@@ -42,7 +42,7 @@ def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
         ("PYTORCH_NO_CUDA_MEMORY_CACHING", "1"),
     ],
 )
-def test_traps_T69_T78_an_allocator_that_cannot_serve_captures_is_refused_by_its_setting(
+def test_an_allocator_that_cannot_serve_captures_is_refused_by_its_setting(
     setting: str, value: str
 ) -> None:
     done = run(CAPTURE, **{setting: value})

@@ -32,7 +32,7 @@ def warmed_up(step: Callable[[], object]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream")
-def test_trap_T2_forked_streams_and_autograd_threads_allocate_from_the_pool() -> None:
+def test_forked_streams_and_autograd_threads_allocate_from_the_pool() -> None:
     layers = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(4)]).cuda()
     x, side = fresh(lab, 64, 256), torch.cuda.Stream()
 
@@ -109,7 +109,7 @@ def test_memory_of_another_thread_is_never_touched_by_replays() -> None:
     assert torch.equal(y, expected)
 
 
-def test_row_0_18_an_allocation_of_another_thread_breaks_only_a_global_capture() -> None:
+def test_an_allocation_of_another_thread_breaks_only_a_global_capture() -> None:
     import ctypes
 
     runtime = ctypes.CDLL(next(Path("/proc/self/maps").read_text().split()[i] for i in _cudart()))
@@ -200,7 +200,7 @@ def test_a_graph_that_dies_right_after_its_replay_still_finishes() -> None:
         del junk
 
 
-def test_trap_T31_a_replay_runs_on_the_device_of_its_capture() -> None:
+def test_a_replay_runs_on_the_device_of_its_capture() -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
     with torch.cuda.device(1):
@@ -243,7 +243,7 @@ def test_two_gpus_capture_one_after_another_with_the_default_stream_of_each() ->
             assert torch.equal(y, torch.nn.functional.dropout(x, 0.5) + x)
 
 
-def test_row_4_15_pools_that_use_mem_pool_brings_in_are_kept() -> None:
+def test_pools_that_use_mem_pool_brings_in_are_kept() -> None:
     x, pool, graph = fresh(lab, 64), torch.cuda.MemPool(), cgraph.CUDAGraph()
     with cgraph.graph(graph):
         a = x * 2
@@ -258,7 +258,7 @@ def test_row_4_15_pools_that_use_mem_pool_brings_in_are_kept() -> None:
     assert torch.equal(b, x * 2 + 1)
 
 
-def test_row_4_2_a_mem_pool_is_taken_and_kept() -> None:
+def test_a_mem_pool_is_taken_and_kept() -> None:
     x, pool, graph = fresh(lab, 64), torch.cuda.MemPool(), cgraph.CUDAGraph()
     with cgraph.graph(graph, pool=pool):
         y = x * 2
@@ -272,7 +272,7 @@ def test_row_4_2_a_mem_pool_is_taken_and_kept() -> None:
     assert torch.equal(y, x * 2)
 
 
-def test_trap_T67_a_handle_can_be_used_again_after_its_last_graph_died() -> None:
+def test_a_handle_can_be_used_again_after_its_last_graph_died() -> None:
     x, handle = fresh(lab, 64), cgraph.graph_pool_handle()
     for _ in range(3):
         graph = cgraph.CUDAGraph()
@@ -320,7 +320,7 @@ def test_pinned_memory_of_a_capture_stays_its_own() -> None:
     del others
 
 
-def test_row_0_10_a_changed_template_replays_after_instantiate_and_not_before() -> None:
+def test_a_changed_template_replays_after_instantiate_and_not_before() -> None:
     from cuda.bindings import driver
 
     x, graph = torch.empty(64, dtype=torch.int32, device="cuda"), cgraph.CUDAGraph(keep_graph=True)
@@ -337,7 +337,7 @@ def test_row_0_10_a_changed_template_replays_after_instantiate_and_not_before() 
     assert int(code) == 0
     x.fill_(-1)
     graph.replay()
-    assert (x == 3).all()  # row 0-11: unseen until it is instantiated again
+    assert (x == 3).all()  # unseen until it is instantiated again
     graph.instantiate()
     x.fill_(-1)
     graph.replay()

@@ -40,7 +40,7 @@ def described(graph: cgraph.CUDAGraph, kind: str) -> list[dict[str, Any]]:
     return [node for node in graph.get_graph_data()["nodes"] if node["node_type"] == kind]
 
 
-def test_trap_T168_a_batch_mem_op_node_is_known() -> None:
+def test_a_batch_mem_op_node_is_known() -> None:
     from cuda.bindings import driver
 
     graph, raw = graph_to_extend()
@@ -82,7 +82,7 @@ def test_nodes_that_allocate_and_free_tell_their_memory() -> None:
     assert alloc["bytes"] >= 4096 and free["dependencies"] == [alloc["index"]]
 
 
-def test_row_0_10_a_graph_that_allocates_is_instantiated_again_also_in_flight() -> None:
+def test_a_graph_that_allocates_is_instantiated_again_also_in_flight() -> None:
     x = fresh(lab, 64)
     before = x.clone()
     graph, _ = graph_that_allocates(x)
@@ -133,7 +133,7 @@ def test_a_view_names_the_memory_of_equal_kernels_in_a_row() -> None:
         assert any(f"{x.data_ptr():#x} in" in drawn["texts"][fact] for fact in node["x"])
 
 
-def test_trap_T171_a_conditional_node_has_bodies_where_the_driver_tells() -> None:
+def test_a_conditional_node_has_bodies_where_the_driver_tells() -> None:
     from cuda.bindings import driver
 
     graph, raw = graph_to_extend()

@@ -86,7 +86,7 @@ def poke() -> Iterator[Any]:
     torch.cuda.synchronize()
 
 
-def test_row_4_4_a_tensor_over_memory_that_its_owner_freed_raises() -> None:
+def test_a_tensor_over_memory_that_its_owner_freed_raises() -> None:
     raw, graph = Raw(), cgraph.CUDAGraph()
     x = raw.tensor()
     x.fill_(3)
@@ -99,7 +99,7 @@ def test_row_4_4_a_tensor_over_memory_that_its_owner_freed_raises() -> None:
         graph.replay()
 
 
-def test_row_4_4_a_dlpack_import_that_died_raises() -> None:
+def test_a_dlpack_import_that_died_raises() -> None:
     raw, graph = Raw(), cgraph.CUDAGraph()
     x = torch.from_dlpack(raw.tensor())
     x.fill_(3)
@@ -113,7 +113,7 @@ def test_row_4_4_a_dlpack_import_that_died_raises() -> None:
     raw.free()
 
 
-def test_row_4_4_a_kernel_of_ours_on_freed_driver_memory_raises(poke: Any) -> None:
+def test_a_kernel_of_ours_on_freed_driver_memory_raises(poke: Any) -> None:
     raw, graph = Raw(), cgraph.CUDAGraph()
     x = raw.tensor()
     x.zero_()
@@ -129,7 +129,7 @@ def test_row_4_4_a_kernel_of_ours_on_freed_driver_memory_raises(poke: Any) -> No
 
 
 @pytest.mark.parametrize("empty_cache", [False, True])
-def test_row_4_4_a_kernel_of_ours_on_a_deleted_tensor_raises(poke: Any, empty_cache: bool) -> None:
+def test_a_kernel_of_ours_on_a_deleted_tensor_raises(poke: Any, empty_cache: bool) -> None:
     x, graph = torch.zeros(NBYTES, dtype=torch.uint8, device="cuda"), cgraph.CUDAGraph()
     with cgraph.graph(graph, check_input_liveness=True):
         poke(x.data_ptr())
@@ -143,7 +143,7 @@ def test_row_4_4_a_kernel_of_ours_on_a_deleted_tensor_raises(poke: Any, empty_ca
         graph.replay()
 
 
-def test_row_4_4_a_custom_operator_on_a_hidden_address_is_seen(poke: Any) -> None:
+def test_a_custom_operator_on_a_hidden_address_is_seen(poke: Any) -> None:
     hidden = torch.zeros(NBYTES, dtype=torch.uint8, device="cuda")
     address = hidden.data_ptr()
 
@@ -162,7 +162,7 @@ def test_row_4_4_a_custom_operator_on_a_hidden_address_is_seen(poke: Any) -> Non
         graph.replay()
 
 
-def test_row_4_4_a_memcpy_from_a_deleted_tensor_raises() -> None:
+def test_a_memcpy_from_a_deleted_tensor_raises() -> None:
     from cuda.bindings import runtime
 
     x, y = fresh(lab, NBYTES // 4), torch.empty(NBYTES // 4, device="cuda")
@@ -178,7 +178,7 @@ def test_row_4_4_a_memcpy_from_a_deleted_tensor_raises() -> None:
         graph.replay()
 
 
-def test_trap_T178_a_dead_alias_of_another_graphs_living_output_passes() -> None:
+def test_a_dead_alias_of_another_graphs_living_output_passes() -> None:
     x, first = fresh(lab, 1 << 10), cgraph.CUDAGraph()
     with cgraph.graph(first):
         y = x * 2

@@ -14,8 +14,8 @@ from torch import Tensor
 
 import cgraph
 from cgraph import _core
-from cgraph.demo.model import Decoder, Size, Transformer
 from cgraph.errors import CgraphError, OutOfMemoryError, StateError
+from examples.demo.model import Decoder, Size, Transformer
 from lab import CudaLab, fresh
 
 pytestmark = [pytest.mark.gpu, pytest.mark.alone]
@@ -236,7 +236,7 @@ def test_issue_193402_a_graph_goes_and_the_workspace_of_another_stays() -> None:
     assert all(bool((one == 7).all()) for one in trample)
 
 
-def test_traps_T79_T80_no_eager_work_uses_the_workspace_of_a_capture() -> None:
+def test_no_eager_work_uses_the_workspace_of_a_capture() -> None:
     matrix, stream = fresh(lab, 512, 512), torch.cuda.Stream()
     pool, graph = cgraph.MemPool(), cgraph.CUDAGraph()
     warm(matrix)

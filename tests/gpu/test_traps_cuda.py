@@ -46,7 +46,7 @@ def capture_of_another_thread(mode: str) -> Iterator[tuple[cgraph.CUDAGraph, tor
 
 
 @pytest.mark.parametrize("mode", ["global", "thread_local", "relaxed"])
-def test_trap_T14_a_capture_that_begins_breaks_no_other_threads_capture(mode: str) -> None:
+def test_a_capture_that_begins_breaks_no_other_threads_capture(mode: str) -> None:
     x = fresh(lab, 64)
     with capture_of_another_thread(mode):
         with pytest.raises(CaptureError, match="is capturing"):
@@ -56,7 +56,7 @@ def test_trap_T14_a_capture_that_begins_breaks_no_other_threads_capture(mode: st
     assert torch.equal(y, x * 2 + 1)
 
 
-def test_trap_T30_memory_that_a_graph_allocates_is_freed_before_its_next_replay() -> None:
+def test_memory_that_a_graph_allocates_is_freed_before_its_next_replay() -> None:
     driver = ctypes.CDLL("libcuda.so.1")
     address, size = ctypes.c_uint64(), ctypes.c_size_t(64 << 20)
     graph = cgraph.CUDAGraph(keep_graph=True)
@@ -70,7 +70,7 @@ def test_trap_T30_memory_that_a_graph_allocates_is_freed_before_its_next_replay(
     graph.reset()
 
 
-def test_traps_T44_T88_a_reset_leaves_the_generator_as_if_nothing_was_captured() -> None:
+def test_a_reset_leaves_the_generator_as_if_nothing_was_captured() -> None:
     generator = torch.Generator("cuda")
     for _ in range(3):
         graph = cgraph.CUDAGraph()
@@ -87,7 +87,7 @@ def test_traps_T44_T88_a_reset_leaves_the_generator_as_if_nothing_was_captured()
         assert other.get_offset() == generator.get_offset()
 
 
-def test_trap_T85_a_launch_of_the_raw_exec_repeats_the_numbers_of_the_last_replay() -> None:
+def test_a_launch_of_the_raw_exec_repeats_the_numbers_of_the_last_replay() -> None:
     graph, y = cgraph.CUDAGraph(keep_graph=True), None
     with cgraph.graph(graph):
         y = torch.rand(64, device="cuda")
@@ -108,7 +108,7 @@ def test_trap_T85_a_launch_of_the_raw_exec_repeats_the_numbers_of_the_last_repla
     assert not torch.equal(y, second)
 
 
-def test_trap_T100_warm_ups_run_on_a_side_stream_as_often_as_asked() -> None:
+def test_warm_ups_run_on_a_side_stream_as_often_as_asked() -> None:
     seen: list[int] = []
 
     def forward(x: torch.Tensor) -> torch.Tensor:

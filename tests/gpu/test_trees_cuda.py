@@ -1,4 +1,4 @@
-"""Graph trees on a GPU: beside torch's own, in parts, and what they leave; rows 1-5, 1-6."""
+"""Graph trees on a GPU: beside torch's own, in parts, and what they leave."""
 
 from __future__ import annotations
 
@@ -271,7 +271,7 @@ print("FOUND", graphs, parts, sorted(report.skips), float(value))
 
 @pytest.mark.timeout(400)
 def test_parts_reasons_and_captures_are_the_same_with_every_cache(tmp_path: Path) -> None:
-    """Rows 1-8 … 1-22: a partitioned training step, cold and from each of torch's caches."""
+    """A partitioned training step, cold and from each of torch's caches."""
     program = tmp_path / "train.py"
     program.write_text(_CACHED)
     found = []

@@ -60,7 +60,7 @@ def test_capture_into_a_graph_that_holds_one_already(lab: Lab, keep: bool) -> No
     assert lab.current() == before
 
 
-def test_trap_T4_capture_on_the_default_stream(lab: Lab) -> None:
+def test_capture_on_the_default_stream(lab: Lab) -> None:
     with pytest.raises(CaptureError, match="must be captured on a non-default stream\\."):
         cgraph.CUDAGraph().capture_begin()
 
@@ -73,7 +73,7 @@ def test_end_without_begin(lab: Lab) -> None:
         cgraph.CUDAGraph().capture_end_post()
 
 
-def test_trap_T5_end_on_another_stream(lab: Lab) -> None:
+def test_end_on_another_stream(lab: Lab) -> None:
     x, graph = fresh(lab, 8), cgraph.CUDAGraph()
     with lab.use(lab.stream()):
         graph.capture_begin()
@@ -87,7 +87,7 @@ def test_trap_T5_end_on_another_stream(lab: Lab) -> None:
     assert torch.equal(y, x + 1)
 
 
-def test_trap_T65_pool_before_a_capture(lab: Lab) -> None:
+def test_pool_before_a_capture(lab: Lab) -> None:
     with pytest.raises(StateError, match="before a successful capture"):
         cgraph.CUDAGraph().pool()
 

@@ -6,17 +6,13 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 from click.testing import CliRunner, Result
 
 import cgraph
-from cgraph import demo
 from cgraph._cli import doctor
 from cgraph._cli.app import app
-from cgraph.demo.check import CheckError
 from cgraph.errors import NoDriverError
 
 PROGRAM = """
@@ -224,32 +220,9 @@ def test_a_function_that_cannot_be_captured_is_told_without_a_traceback() -> Non
     assert "Traceback" not in found.output and "needs a value from the device" in found.output
 
 
-def test_without_a_gpu_the_demo_takes_the_simulator_and_says_so(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    calls: list[Any] = []
-    monkeypatch.delenv("CGRAPH_DRIVER")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(demo, "run", lambda *arguments: calls.append(arguments))
-    found = command("demo", "--quick", "--seed", "5")
-    [(plan, device, out)] = calls
-    assert (plan.steps, plan.seed) == (demo.ON_SIMULATOR.quick_steps, 5)
-    assert (device.type, out) == ("cpu", Path("cgraph-demo"))
-    assert found.stderr.startswith("No CUDA GPU here: this runs on cgraph's simulator")
-
-
-def test_a_failed_check_exits_with_one_and_wrong_usage_with_two(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def fail(*_: object) -> None:
-        raise CheckError("step 3 differs")
-
-    monkeypatch.setattr(demo, "run", fail)
-    found = command("demo", "--driver", "sim")
-    assert (found.exit_code, "check failed: step 3 differs" in found.stderr) == (1, True)
+def test_wrong_usage_exits_with_two() -> None:
     wrong: Sequence[tuple[str, ...]] = [
-        ("demo", "--steps", "3"),
-        ("demo", "--driver", "tpu"),
+        ("bench", "--calls", "none"),
         ("replay",),
         (),
     ]

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 import torch
 
-from cgraph import demo
 from cgraph._text import table
-from cgraph.demo.captured import CapturedStep
-from cgraph.demo.check import CheckError, Comparison, require_fall
-from cgraph.demo.generate import generate
-from cgraph.demo.model import Decoder, Size
-from cgraph.demo.text import Text
-from cgraph.demo.train import Trainer, train
+from examples import demo
+from examples.demo.__main__ import main
+from examples.demo.captured import CapturedStep
+from examples.demo.check import CheckError, Comparison, require_fall
+from examples.demo.generate import generate
+from examples.demo.model import Decoder, Size
+from examples.demo.text import Text
+from examples.demo.train import Trainer, train
 from lab import Lab
 
 SIZE = Size(layers=1, heads=2, width=16, context=8, batch=2)
@@ -134,7 +136,7 @@ def test_the_whole_demo_prints_a_table_and_writes_its_files(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("cgraph.demo.program.require_fall", lambda losses: "not looked at")
+    monkeypatch.setattr("examples.demo.program.require_fall", lambda losses: "not looked at")
     plan = replace(demo.ON_SIMULATOR, size=SIZE, steps=3, characters=10)
     demo.run(plan, torch.device(lab.device), tmp_path / "new")
     printed = capsys.readouterr().out
@@ -148,3 +150,30 @@ def test_the_whole_demo_prints_a_table_and_writes_its_files(
 def test_a_table_is_aligned() -> None:
     lines = table(["step", "µs"], [["train", "12.5"], ["decode", "-"]]).splitlines()
     assert lines == ["step      µs", "──────  ────", "train   12.5", "decode     -"]
+
+
+def test_the_program_takes_the_simulator_without_a_gpu_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls: list[Any] = []
+    monkeypatch.setenv("CGRAPH_DRIVER", "sim")
+    monkeypatch.setattr(demo, "run", lambda *arguments: calls.append(arguments))
+    main(["--quick", "--seed", "5"])
+    [(plan, device, out)] = calls
+    assert (plan.steps, plan.seed) == (demo.ON_SIMULATOR.quick_steps, 5)
+    assert (device.type, out) == ("cpu", Path("cgraph-demo"))
+    assert "simulator" in capsys.readouterr().err
+
+
+def test_a_failed_check_ends_the_program_and_few_steps_are_wrong_usage(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: object) -> None:
+        raise CheckError("step 3 differs")
+
+    monkeypatch.setenv("CGRAPH_DRIVER", "sim")
+    monkeypatch.setattr(demo, "run", fail)
+    with pytest.raises(SystemExit, match="check failed: step 3 differs"):
+        main([])
+    with pytest.raises(SystemExit, match="2"):
+        main(["--steps", "3"])

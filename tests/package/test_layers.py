@@ -27,12 +27,11 @@ def layers() -> list[list[str]]:
 
 
 def files() -> dict[str, Path]:
-    """Return the files of the package, without its demo, by module name."""
+    """Return the files of the package by module name."""
     found = {}
     for path in ROOT.rglob("*.py"):
         parts = path.relative_to(ROOT).with_suffix("").parts
-        if parts[0] != "demo":
-            found[".".join(("cgraph", *parts)).removesuffix(".__init__")] = path
+        found[".".join(("cgraph", *parts)).removesuffix(".__init__")] = path
     return found
 
 

@@ -1,4 +1,4 @@
-"""`MemPool`: sharing, lifetime, limits, addresses and numbers, traps T64 … T68."""
+"""`MemPool`: sharing, lifetime, limits, addresses and numbers."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def test_captures_without_a_pool_have_one_each(lab: Lab) -> None:
     assert lab.in_pool(y, MemPool.of(first).id) and lab.in_pool(z, MemPool.of(second).id)
 
 
-def test_trap_T64_the_token_of_a_pool_has_one_half_that_is_not_zero(lab: Lab) -> None:
+def test_the_token_of_a_pool_has_one_half_that_is_not_zero(lab: Lab) -> None:
     x = fresh(lab, 64)
     graph, _ = capture(lambda: x * 2)
     for token in (MemPool().id, graph.pool(), cgraph.graph_pool_handle()):
         assert sorted(map(bool, token)) == [False, True]
 
 
-def test_trap_T65_the_pool_of_a_capture_is_known_inside_it(lab: Lab) -> None:
+def test_the_pool_of_a_capture_is_known_inside_it(lab: Lab) -> None:
     x, graph, seen = fresh(lab, 64), cgraph.CUDAGraph(), list[MemPool]()
     with cgraph.graph(graph):
         y = x * 2
@@ -63,7 +63,7 @@ def test_trap_T65_the_pool_of_a_capture_is_known_inside_it(lab: Lab) -> None:
     check(graph, x, y)
 
 
-def test_trap_T72_memory_that_one_capture_used_only_inside_serves_the_next(lab: Lab) -> None:
+def test_memory_that_one_capture_used_only_inside_serves_the_next(lab: Lab) -> None:
     x, pool, first = fresh(lab, 64), MemPool(), cgraph.CUDAGraph()
     with cgraph.graph(first, pool=pool):
         torch.empty(MIB, device=lab.device)
@@ -99,7 +99,7 @@ def test_graphs_that_share_a_pool_replay_right_with_outputs_that_are_alive(lab: 
     assert all(torch.equal(y, x * (2 + place)) for place, (_, y) in enumerate(made))
 
 
-def test_trap_T67_a_pool_is_captured_into_again_after_its_last_graph_died(lab: Lab) -> None:
+def test_a_pool_is_captured_into_again_after_its_last_graph_died(lab: Lab) -> None:
     x, pool = fresh(lab, 64), MemPool()
     for token in (pool, pool.id, cgraph.graph_pool_handle()):
         for _ in range(3):
@@ -110,7 +110,7 @@ def test_trap_T67_a_pool_is_captured_into_again_after_its_last_graph_died(lab: L
             gc.collect()
 
 
-def test_trap_T68_a_graph_keeps_its_pool_when_the_object_dies_first(lab: Lab) -> None:
+def test_a_graph_keeps_its_pool_when_the_object_dies_first(lab: Lab) -> None:
     x, pool = fresh(lab, 1 << 12), MemPool()
     graph, y = capture(lambda: torch.relu(x * 2) * 2, pool)
     token = pool.id

@@ -1,4 +1,4 @@
-"""`weak_ref`: tensors that own no memory of their pool; row 2-47, traps T149, T150, T156."""
+"""`weak_ref`: tensors that own no memory of their pool."""
 
 from __future__ import annotations
 
@@ -47,7 +47,6 @@ def test_outputs_of_which_only_weak_references_are_left_lie_where_later_captures
 
 
 def test_the_last_output_can_be_given_up_inside_of_the_capture(lab: Lab) -> None:
-    """Trap T149."""
     pool, x = MemPool(), fresh(lab, MIB)
     graph = cgraph.CUDAGraph()
     with cgraph.graph(graph, pool=pool):
@@ -62,7 +61,6 @@ def test_the_last_output_can_be_given_up_inside_of_the_capture(lab: Lab) -> None
 
 
 def test_a_tree_keeps_its_form_and_what_is_no_tensor_of_the_device(lab: Lab) -> None:
-    """Traps T150 and T156."""
     y, _keeps = of_device(lab, 4, 2)
     host, empty = torch.ones(2), y[:0]
     found = weak_ref({"y": [y, 3, "text"], "host": (host, None), "empty": empty})

@@ -1,4 +1,4 @@
-"""Arguments, results and modes of breaks: traps T154 … T158."""
+"""Arguments, results and modes of breaks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cgraph.errors import ArgumentError, CaptureError
 from lab import Lab, fresh
 
 
-def test_trap_T154_what_decorators_inside_the_break_do_happens_in_each_replay(lab: Lab) -> None:
+def test_what_decorators_inside_the_break_do_happens_in_each_replay(lab: Lab) -> None:
     x, seen = fresh(lab, 8), []
 
     def noting(fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -41,7 +41,7 @@ def test_trap_T154_what_decorators_inside_the_break_do_happens_in_each_replay(la
     assert scaled.__name__ == "scaled" and scaled.__doc__ == "Needs the host."
 
 
-def test_trap_T155_results_are_copied_to_where_the_segments_read_them(lab: Lab) -> None:
+def test_results_are_copied_to_where_the_segments_read_them(lab: Lab) -> None:
     x, made = fresh(lab, 8), []
 
     @eager_break
@@ -62,7 +62,7 @@ def test_trap_T155_results_are_copied_to_where_the_segments_read_them(lab: Lab) 
     assert all(torch.equal(*pair) for pair in zip(made, kept, strict=False))
 
 
-def test_trap_T155_what_a_break_returns_in_turn_is_not_overwritten(lab: Lab) -> None:
+def test_what_a_break_returns_in_turn_is_not_overwritten(lab: Lab) -> None:
     x, turn = fresh(lab, 8), [0]
     weights = [fresh(lab, 8) for _ in range(3)]
     before = [one.clone() for one in weights]
@@ -104,7 +104,7 @@ WRONG: dict[str, tuple[list[Callable[[Tensor], Any]], str]] = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_trap_T157_a_result_that_does_not_fit_is_refused_and_the_next_replay_works(
+def test_a_result_that_does_not_fit_is_refused_and_the_next_replay_works(
     lab: Lab, case: str
 ) -> None:
     x, ways = fresh(lab, 8), list(WRONG[case][0])
@@ -125,7 +125,7 @@ def test_trap_T157_a_result_that_does_not_fit_is_refused_and_the_next_replay_wor
     assert torch.equal(y, x * 3)
 
 
-def test_trap_T156_arguments_stay_also_empty_ones_and_those_of_the_host(lab: Lab) -> None:
+def test_arguments_stay_also_empty_ones_and_those_of_the_host(lab: Lab) -> None:
     x, seen = fresh(lab, 8), []
 
     @eager_break
@@ -150,7 +150,7 @@ def test_trap_T156_arguments_stay_also_empty_ones_and_those_of_the_host(lab: Lab
     assert all(torch.equal(*pair) for pair in zip(seen[-1], expected, strict=True))
 
 
-def test_trap_T158_what_a_break_leaves_in_python_is_left_anew_by_each_replay(lab: Lab) -> None:
+def test_what_a_break_leaves_in_python_is_left_anew_by_each_replay(lab: Lab) -> None:
     x, context = fresh(lab, 8), {}
 
     @eager_break

@@ -1,4 +1,4 @@
-"""Segments of a captured function: table 2.I, traps T15, T16 and T18."""
+"""Segments of a captured function."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_without_a_break_it_is_one_graph_that_was_captured_and_replayed_once(lab
     check_equal(graph.replay, y, lambda x: x * 2 + 1, x)
 
 
-def test_trap_T18_a_capture_runs_the_body_exactly_once_and_its_result_is_valid(lab: Lab) -> None:
+def test_a_capture_runs_the_body_exactly_once_and_its_result_is_valid(lab: Lab) -> None:
     x, calls = fresh(lab, 16), []
     counts = [torch.zeros(1, device=lab.device) for _ in range(3)]
 
@@ -71,7 +71,7 @@ def test_trap_T18_a_capture_runs_the_body_exactly_once_and_its_result_is_valid(l
     assert [count.item() for count in counts] == [2, 2, 2]
 
 
-def test_row_segments_share_one_pool(lab: Lab) -> None:
+def test_segments_share_one_pool(lab: Lab) -> None:
     x, handle = fresh(lab, 64), cgraph.graph_pool_handle()
     graph, _ = SegmentedGraph.capture(lambda: thrice(x), pool=handle)
     assert tuple(graph.pool()) == tuple(handle)
@@ -98,13 +98,13 @@ def test_a_break_may_be_all_that_a_function_does(lab: Lab) -> None:
     check_equal(graph.replay, y, scaled, x)
 
 
-def test_trap_T15_forked_streams_are_joined_at_a_break(lab: Lab) -> None:
+def test_forked_streams_are_joined_at_a_break(lab: Lab) -> None:
     x, side = fresh(lab, 64), lab.stream()
     graph, y = SegmentedGraph.capture(lambda: fork_and_break(lab, x, side))
     check_equal(graph.replay, y, lambda x: fork_and_break(lab, x, side), x)
 
 
-def test_trap_T15_streams_that_forked_from_forked_streams_are_joined(lab: Lab) -> None:
+def test_streams_that_forked_from_forked_streams_are_joined(lab: Lab) -> None:
     x, sides = fresh(lab, 64), [lab.stream() for _ in range(3)]
 
     def body(x: Tensor) -> Tensor:
@@ -122,7 +122,7 @@ def test_trap_T15_streams_that_forked_from_forked_streams_are_joined(lab: Lab) -
     assert torch.equal(y, body(x))
 
 
-def test_trap_T15_a_stream_that_forked_before_a_break_goes_on_behind_it(lab: Lab) -> None:
+def test_a_stream_that_forked_before_a_break_goes_on_behind_it(lab: Lab) -> None:
     x, side = fresh(lab, 64), lab.stream()
 
     def body(x: Tensor) -> Tensor:
@@ -138,7 +138,7 @@ def test_trap_T15_a_stream_that_forked_before_a_break_goes_on_behind_it(lab: Lab
     check_equal(graph.replay, y, body, x)
 
 
-def test_trap_T15_a_side_stream_that_does_not_capture_is_left_alone(lab: Lab) -> None:
+def test_a_side_stream_that_does_not_capture_is_left_alone(lab: Lab) -> None:
     x, side = fresh(lab, 64), lab.stream()
     own = x * 7
 
@@ -177,7 +177,7 @@ def test_a_break_on_another_thread_just_runs(lab: Lab) -> None:
     check_equal(graph.replay, y, lambda x: x * 2, x)
 
 
-def test_trap_T15_a_side_stream_that_stays_unjoined_at_the_end_is_refused(lab: Lab) -> None:
+def test_a_side_stream_that_stays_unjoined_at_the_end_is_refused(lab: Lab) -> None:
     x, side = fresh(lab, 64), lab.stream()
 
     def body() -> None:
@@ -205,7 +205,7 @@ def test_a_break_may_be_called_while_a_side_stream_is_current(lab: Lab) -> None:
     check_equal(graph.replay, y, body, x)
 
 
-def test_trap_T16_waits_in_a_break_are_no_part_of_a_capture(lab: Lab) -> None:
+def test_waits_in_a_break_are_no_part_of_a_capture(lab: Lab) -> None:
     x, side = fresh(lab, 64), lab.stream()
     out = torch.empty_like(x)
 
@@ -225,7 +225,7 @@ def test_trap_T16_waits_in_a_break_are_no_part_of_a_capture(lab: Lab) -> None:
     check_equal(graph.replay, y, lambda x: (x + 1) * 2 * 3, x)
 
 
-def test_trap_T16_an_event_of_an_earlier_segment_is_one_that_has_come(lab: Lab) -> None:
+def test_an_event_of_an_earlier_segment_is_one_that_has_come(lab: Lab) -> None:
     x, sides = fresh(lab, 64), [lab.stream() for _ in range(2)]
 
     def event() -> Any:
@@ -254,7 +254,7 @@ def test_trap_T16_an_event_of_an_earlier_segment_is_one_that_has_come(lab: Lab) 
     check_equal(graph.replay, y, body, x)
 
 
-def test_trap_T16_the_methods_that_are_watched_come_back(lab: Lab) -> None:
+def test_the_methods_that_are_watched_come_back(lab: Lab) -> None:
     def methods() -> list[Any]:
         return [
             _core.Stream.wait_stream,

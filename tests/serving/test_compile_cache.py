@@ -1,4 +1,4 @@
-"""The cache of compiled pieces on disk: rows 2-1 … 2-11, 2-19 … 2-22, 2-32, 2-33, 2-51."""
+"""The cache of compiled pieces on disk."""
 
 from __future__ import annotations
 
@@ -119,7 +119,6 @@ def folder(filled: Path, tmp_path: Path) -> Path:
 
 
 def test_a_second_start_compiles_nothing_and_is_right(folder: Path) -> None:
-    """Rows 2-9, 2-10, 2-19, 2-20."""
     second = Start(folder)
     second.check(8, 4, 1, 2, 5, 4)
     assert second.counters.inductor_compilations == 0
@@ -146,7 +145,6 @@ def file_of(folder: Path) -> Path:
 def test_a_file_that_is_not_as_expected_is_named_refused_and_rebuilt(
     folder: Path, change: Callable[[bytes], bytes], reason: str
 ) -> None:
-    """Row 2-6."""
     path = file_of(folder)
     old = path.read_bytes()
     path.write_bytes(change(old))
@@ -215,7 +213,7 @@ def function_in(path: Path, source: str) -> Any:
     return module.f
 
 
-def test_row_2_32_the_key_depends_on_files_configuration_inputs_and_modes(tmp_path: Path) -> None:
+def test_the_key_depends_on_files_configuration_inputs_and_modes(tmp_path: Path) -> None:
     path, x = tmp_path / "traced.py", torch.ones(4)
     source = "def f(x):\n    return x * 2 + 1\n"
     config = PiecewiseConfig(capture_sizes=(4,))
@@ -264,10 +262,9 @@ def test_a_piece_whose_code_is_elsewhere_is_neither_stored_nor_shared() -> None:
     assert key_of(config, one) != key_of(config, other)
 
 
-def test_row_2_33_a_cache_that_is_off_leaves_no_file(
+def test_a_cache_that_is_off_leaves_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows 2-5, 2-8."""
     graph = graph_of(torch.sin, torch.ones(4))
     monkeypatch.setenv("CGRAPH_CACHE_DIR", str(tmp_path / "off"))
     assert CompileCache.of(PiecewiseConfig(cache=False), graph).folder is None

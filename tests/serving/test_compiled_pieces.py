@@ -1,4 +1,4 @@
-"""Pieces compiled by Inductor, on the CPU: rows 2-13, 2-16 … 2-18, 2-20."""
+"""Pieces compiled by Inductor, on the CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Dispatcher` and `PiecewiseConfig`: traps T144 … T148."""
+"""`Dispatcher` and `PiecewiseConfig`."""
 
 from __future__ import annotations
 
@@ -14,21 +14,18 @@ NONE, PIECEWISE, FULL = RuntimeMode
 
 
 def test_sizes_to_capture_stay_and_others_are_padded_to_the_next() -> None:
-    """Trap T145."""
     table = Dispatcher([8, 1, 2, 4])
     sizes = [table.padded(one) for one in range(10)]
     assert sizes == [0, 1, 2, 4, 4, 8, 8, 8, 8, None]
 
 
 def test_a_size_to_compile_that_padding_changes_is_refused() -> None:
-    """Trap T144."""
     Dispatcher([1, 2, 4], [2, 16])
     with pytest.raises(ArgumentError, match="compile_sizes has 3, which batches are padded from"):
         Dispatcher([1, 2, 4], [3])
 
 
 def test_whole_graphs_need_equal_fields_and_pieces_do_not() -> None:
-    """Trap T147."""
     table = Dispatcher([1, 2, 4])
     for size in (1, 2, 4):
         table.add(PIECEWISE, size)
@@ -43,7 +40,6 @@ def test_whole_graphs_need_equal_fields_and_pieces_do_not() -> None:
 
 
 def test_the_callers_modes_stay_as_they_are() -> None:
-    """Trap T146."""
     table = Dispatcher([4])
     table.add(PIECEWISE, 4)
     table.add(FULL, 4)

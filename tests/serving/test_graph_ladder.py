@@ -1,4 +1,4 @@
-"""`GraphLadder`: graphs of one pool by key; rows 2-45 … 2-50, traps T149, T150, T152, T153."""
+"""`GraphLadder`: graphs of one pool by key."""
 
 from __future__ import annotations
 
@@ -63,15 +63,14 @@ def test_each_key_replays_as_in_eager_and_breaks_stay_eager(lab: Lab) -> None:
             assert torch.allclose(y, layer(layer.x[:rows]), atol=1e-5)
 
 
-def test_row_2_50_results_of_a_key_lie_in_the_same_memory(lab: Lab) -> None:
+def test_results_of_a_key_lie_in_the_same_memory(lab: Lab) -> None:
     layer = Layer(lab)
     ladder = ladder_of(layer)
     addresses = {ladder(4, fresh(lab, 4, 16)).data_ptr() for _ in range(3)}
     assert len(addresses) == 1
 
 
-def test_row_2_47_smaller_keys_take_no_more_memory_than_the_largest(lab: Lab) -> None:
-    """Traps T149, T152."""
+def test_smaller_keys_take_no_more_memory_than_the_largest(lab: Lab) -> None:
     x = torch.ones(8, 200_000, device=lab.device)
     pool = cgraph.MemPool()
     with capture_scope(pool):
@@ -129,7 +128,6 @@ def test_a_key_whose_graph_was_reset_says_so(lab: Lab) -> None:
 
 
 def test_a_capture_runs_the_function_once_between_before_and_after(lab: Lab) -> None:
-    """Trap T153."""
     said: list[str] = []
     count = torch.zeros(1, device=lab.device)
     ladder = GraphLadder()
@@ -144,7 +142,7 @@ def test_a_capture_runs_the_function_once_between_before_and_after(lab: Lab) -> 
     assert y.item() == 1
 
 
-def test_row_2_49_addresses_are_compared_where_that_is_asked_for(lab: Lab) -> None:
+def test_addresses_are_compared_where_that_is_asked_for(lab: Lab) -> None:
     layer = Layer(lab)
     ladder = ladder_of(layer, check_addresses=True)
     ladder(4, layer.x[:4])

@@ -1,4 +1,4 @@
-"""Inputs of models in pieces: copied or in place, moved, empty, written; rows 2-37, 2-49."""
+"""Inputs of models in pieces: copied or in place, moved, empty, written."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from served import Decoder, Served
 pytestmark = pytest.mark.usefixtures("own_compiler")
 
 
-def test_row_2_37_inputs_are_copied_to_memory_that_stays(lab: Lab) -> None:
+def test_inputs_are_copied_to_memory_that_stays(lab: Lab) -> None:
     """Inputs with gaps keep their strides; sizes share the memory of the largest."""
     served = Served(lab, Decoder(), capture_sizes=[8, 4])
     for size in (8, 4):
@@ -29,7 +29,6 @@ def test_row_2_37_inputs_are_copied_to_memory_that_stays(lab: Lab) -> None:
 
 
 def test_without_copies_an_input_that_has_moved_is_refused(lab: Lab) -> None:
-    """Row 2-49."""
     served = Served(lab, Decoder(), capture_sizes=[4], copy_inputs=False)
     x = served.rows(4)
     for _ in range(4):
@@ -41,7 +40,7 @@ def test_without_copies_an_input_that_has_moved_is_refused(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("fields", [{}, {"copy_inputs": False}])
-def test_row_2_49_a_weight_with_other_memory_than_at_the_capture_is_right_and_told(
+def test_a_weight_with_other_memory_than_at_the_capture_is_right_and_told(
     lab: Lab, fields: dict[str, Any]
 ) -> None:
     served = Served(lab, Decoder(), capture_sizes=[4], **fields)

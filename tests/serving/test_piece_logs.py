@@ -1,4 +1,4 @@
-"""What a backend of pieces tells and takes: rows 2-14 … 2-22, 2-33 … 2-37, 2-48, 2-52 … 2-56."""
+"""What a backend of pieces tells and takes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def compile_piece(config: PiecewiseConfig, function: Callable[..., Any], *inputs
     return compiler, part
 
 
-def test_rows_2_22_and_2_52_the_log_says_what_was_compiled_loaded_and_where_it_is_kept(
+def test_the_log_says_what_was_compiled_loaded_and_where_it_is_kept(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = PiecewiseConfig(cache_dir=str(tmp_path))
@@ -59,7 +59,7 @@ def test_rows_2_22_and_2_52_the_log_says_what_was_compiled_loaded_and_where_it_i
     assert levels["piece 0 for any size"] == "INFO"
 
 
-def test_row_2_33_the_log_says_why_pieces_are_not_kept(
+def test_the_log_says_why_pieces_are_not_kept(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     graph = graph_of(torch.sin, torch.ones(4))
@@ -73,7 +73,7 @@ def test_row_2_33_the_log_says_why_pieces_are_not_kept(
     ]
 
 
-def test_rows_2_14_and_2_34_the_log_has_the_seconds_of_dynamo_and_of_the_pieces(
+def test_the_log_has_the_seconds_of_dynamo_and_of_the_pieces(
     lab: Lab, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.DEBUG, "cgraph.piecewise"):
@@ -87,7 +87,7 @@ def test_rows_2_14_and_2_34_the_log_has_the_seconds_of_dynamo_and_of_the_pieces(
     assert "size 4 is captured: 4 pieces" in caplog.messages
 
 
-def test_row_2_48_captured_pieces_are_counted_one_by_one(lab: Lab) -> None:
+def test_captured_pieces_are_counted_one_by_one(lab: Lab) -> None:
     served = Served(lab, Decoder(), capture_sizes=[2, 4])
     for size in (4, 2, 4, 2, 4, 2, 4, 2):
         served.check(size)
@@ -96,7 +96,7 @@ def test_row_2_48_captured_pieces_are_counted_one_by_one(lab: Lab) -> None:
     assert (counters.captures, counters.piece_captures) == (2, 8)
 
 
-def test_row_2_53_the_report_has_the_folder_of_the_cache_once_it_is_in_use(tmp_path: Path) -> None:
+def test_the_report_has_the_folder_of_the_cache_once_it_is_in_use(tmp_path: Path) -> None:
     backend = PiecewiseBackend(cache_dir=str(tmp_path))
     assert backend.cache_folder is None
     config, graph = backend.config, graph_of(torch.sin, torch.ones(4))
@@ -106,7 +106,7 @@ def test_row_2_53_the_report_has_the_folder_of_the_cache_once_it_is_in_use(tmp_p
     assert str(tmp_path) in str(report)
 
 
-def test_row_2_55_a_folder_of_the_cache_may_be_copied_to_another_place(tmp_path: Path) -> None:
+def test_a_folder_of_the_cache_may_be_copied_to_another_place(tmp_path: Path) -> None:
     x = torch.randn(4)
 
     def body(x: Tensor) -> Tensor:
@@ -120,7 +120,7 @@ def test_row_2_55_a_folder_of_the_cache_may_be_copied_to_another_place(tmp_path:
     assert torch.allclose(part.run(x), body(x))
 
 
-def test_row_2_56_the_graph_is_written_before_and_after_its_split(lab: Lab, tmp_path: Path) -> None:
+def test_the_graph_is_written_before_and_after_its_split(lab: Lab, tmp_path: Path) -> None:
     Served(lab, Decoder(), dump=str(tmp_path)).check(4)
     traced, split = (
         (tmp_path / f"{one}_graph.py").read_text() for one in ("traced", "computation")
@@ -145,7 +145,7 @@ class Doubling(CustomGraphPass):
         return self.name
 
 
-def test_row_2_54_a_pass_is_part_of_the_key_by_its_uuid_and_is_called_for_each_piece(
+def test_a_pass_is_part_of_the_key_by_its_uuid_and_is_called_for_each_piece(
     tmp_path: Path,
 ) -> None:
     def config_of(one: Any, **fields: Any) -> PiecewiseConfig:
@@ -171,7 +171,7 @@ def test_row_2_54_a_pass_is_part_of_the_key_by_its_uuid_and_is_called_for_each_p
 
 
 @pytest.mark.parametrize("given", [Doubling(None), lambda graph: None])
-def test_row_2_35_a_pass_without_a_uuid_is_refused_where_pieces_are_kept(given: Any) -> None:
+def test_a_pass_without_a_uuid_is_refused_where_pieces_are_kept(given: Any) -> None:
     options = {"post_grad_custom_post_pass": given}
     with pytest.raises(ArgumentError, match=r"post_grad_custom_post_pass is .*a uuid\(\).*cache=F"):
         PiecewiseConfig(inductor_options=options)
@@ -187,7 +187,7 @@ def test_the_key_has_the_options_of_inductor() -> None:
     assert len(set(keys)) == 3
 
 
-def test_rows_2_17_and_2_42_a_size_is_compiled_once_in_its_first_call_with_options_of_its_own(
+def test_a_size_is_compiled_once_in_its_first_call_with_options_of_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     given: list[Mapping[str, Any]] = []
@@ -213,7 +213,7 @@ def test_rows_2_17_and_2_42_a_size_is_compiled_once_in_its_first_call_with_optio
     assert given[3] == {"max_autotune": True, "coordinate_descent_tuning": True}
 
 
-def test_row_2_21_branches_of_torch_cond_belong_to_what_a_piece_computes() -> None:
+def test_branches_of_torch_cond_belong_to_what_a_piece_computes() -> None:
     def of(one: Callable[..., Any], other: Callable[..., Any]) -> str | None:
         return form_of_graph(
             graph_of(lambda x: torch.cond(x.sum() > 0, one, other, (x,)), torch.ones(4))
@@ -236,7 +236,7 @@ def test_the_key_has_the_constants_of_graphs_inside_of_the_graph() -> None:
     assert key_of(config, of(2.0)) == key_of(config, of(2.0)) != key_of(config, of(3.0))
 
 
-def test_row_2_37_all_sizes_read_their_input_where_that_of_the_largest_is(lab: Lab) -> None:
+def test_all_sizes_read_their_input_where_that_of_the_largest_is(lab: Lab) -> None:
     addresses: list[int] = []
 
     @torch.library.custom_op("served::seen", mutates_args=())
@@ -259,7 +259,7 @@ def test_row_2_37_all_sizes_read_their_input_where_that_of_the_largest_is(lab: L
     assert addresses[0] not in [one.data_ptr() for one in kept]
 
 
-def test_row_2_27_backends_that_are_given_one_pool_share_it(lab: Lab) -> None:
+def test_backends_that_are_given_one_pool_share_it(lab: Lab) -> None:
     pool = cgraph.MemPool()
     for _ in range(2):
         torch.compiler.reset()

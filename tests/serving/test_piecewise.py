@@ -1,4 +1,4 @@
-"""`PiecewiseBackend`: rows 2-13 … 2-16, 2-27 … 2-31, 2-34, 2-36 … 2-48, 2-50."""
+"""`PiecewiseBackend`."""
 
 from __future__ import annotations
 
@@ -32,8 +32,7 @@ def test_all_sizes_are_as_in_eager_and_sizes_to_capture_are_replayed(lab: Lab) -
     assert {one.size for one in served.backend.report().sizes if one.is_captured} == {*SIZES}
 
 
-def test_row_2_44_the_number_of_plain_calls_before_a_capture_is_exact(lab: Lab) -> None:
-    """Rows 2-40, 2-48."""
+def test_the_number_of_plain_calls_before_a_capture_is_exact(lab: Lab) -> None:
     for warmups in (0, 1, 3):
         torch.compiler.reset()
         served = Served(lab, Decoder(), warmups=warmups, capture_sizes=[4])
@@ -78,7 +77,6 @@ def test_results_of_splitting_operators_are_bridged_and_their_bytes_reported(lab
 
 
 def test_results_are_the_callers_own_unless_they_are_static(lab: Lab) -> None:
-    """Row 2-50."""
     for outputs in ("fresh", "static"):
         torch.compiler.reset()
         served = Served(lab, Decoder(), capture_sizes=[4], outputs=outputs)
@@ -90,7 +88,7 @@ def test_results_are_the_callers_own_unless_they_are_static(lab: Lab) -> None:
         assert (len({one.data_ptr() for one, _ in held}) == 1) == (outputs == "static")
 
 
-def test_row_2_31_one_backend_serves_one_model_and_names_the_guard(lab: Lab) -> None:
+def test_one_backend_serves_one_model_and_names_the_guard(lab: Lab) -> None:
     served = Served(lab, Decoder())
     served.check(4)
     with pytest.raises(RuntimeError, match=r"(?s)only be called once.*dtype mismatch"):
@@ -101,7 +99,7 @@ def test_row_2_31_one_backend_serves_one_model_and_names_the_guard(lab: Lab) -> 
         other(served.rows(4))
 
 
-def test_row_2_41_a_model_without_an_open_size_is_refused(lab: Lab) -> None:
+def test_a_model_without_an_open_size_is_refused(lab: Lab) -> None:
     served = Served(lab, Decoder(), marked=False)
     with pytest.raises(RuntimeError, match=r"without a symbolic size.*mark_size\(x, 0\)"):
         served.fast(served.rows(4))
@@ -131,7 +129,7 @@ def test_sizes_1_and_2_are_replayed_where_backed_sizes_are_oblivious(lab: Lab) -
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_row_2_42_a_size_is_compiled_for_before_its_capture(lab: Lab) -> None:
+def test_a_size_is_compiled_for_before_its_capture(lab: Lab) -> None:
     served = Served(
         lab,
         Decoder(),
@@ -196,7 +194,6 @@ def test_inference_mode_and_autocast_are_those_of_the_calls(lab: Lab) -> None:
 
 
 def test_warm_up_captures_the_largest_first_into_memory_that_all_share(lab: Lab) -> None:
-    """Row 2-47, traps T151, T152."""
     served = Served(lab, Decoder(width=16), capture_sizes=[2, 4, 8])
     sizes: list[int] = []
 
@@ -241,7 +238,6 @@ def test_without_sizes_a_warm_up_calls_nothing(lab: Lab) -> None:
 
 
 def test_backends_may_share_a_pool(lab: Lab) -> None:
-    """Row 2-27."""
     pool = cgraph.graph_pool_handle()
     backends = [
         PiecewiseBackend(splitting_ops=OPS, capture_sizes=[4], compiler="eager", pool=pool)
@@ -259,7 +255,7 @@ def test_backends_may_share_a_pool(lab: Lab) -> None:
         assert backend.counters.replays == 1
 
 
-def test_row_2_36_the_code_of_the_split_graph_is_written_once(lab: Lab, tmp_path: Path) -> None:
+def test_the_code_of_the_split_graph_is_written_once(lab: Lab, tmp_path: Path) -> None:
     served = Served(lab, Decoder(), dump=str(tmp_path / "new"))
     served.check(4)
     path = tmp_path / "new" / "computation_graph.py"

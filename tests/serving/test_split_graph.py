@@ -1,4 +1,4 @@
-"""`split_graph`: rows 2-23 … 2-26, traps T142, T143."""
+"""`split_graph`."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ def splitting(items: list[SplitItem]) -> list[bool]:
     return [item.is_splitting_graph for item in items]
 
 
-def test_row_2_24_each_call_of_an_operator_is_a_part_by_itself() -> None:
-    """Row 2-23."""
+def test_each_call_of_an_operator_is_a_part_by_itself() -> None:
 
     def body(x: Tensor) -> Tensor:
         x = (x + 1).cos()
@@ -69,7 +68,7 @@ def test_a_function_of_torchs_is_found_by_each_of_its_names(op: Any) -> None:
     assert splitting(items) == [False, True, False]
 
 
-def test_row_2_25_calls_stay_in_their_order_with_their_writes() -> None:
+def test_calls_stay_in_their_order_with_their_writes() -> None:
     def body(x: Tensor) -> tuple[Tensor, Tensor]:
         y = x * 2
         before = y + 1
@@ -87,8 +86,7 @@ def test_row_2_25_calls_stay_in_their_order_with_their_writes() -> None:
         assert torch.equal(one, other)
 
 
-def test_row_2_26_more_than_ten_parts_are_in_the_order_of_their_numbers() -> None:
-    """Trap T142."""
+def test_more_than_ten_parts_are_in_the_order_of_their_numbers() -> None:
 
     def body(x: Tensor) -> Tensor:
         for _ in range(8):
@@ -104,7 +102,6 @@ def test_row_2_26_more_than_ten_parts_are_in_the_order_of_their_numbers() -> Non
 
 
 def test_items_of_a_result_stay_with_the_call_that_made_it() -> None:
-    """Trap T143."""
 
     def body(x: Tensor) -> Tensor:
         first, second = torch.ops.served.mixed(x)
@@ -122,7 +119,7 @@ def test_items_of_a_result_stay_with_the_call_that_made_it() -> None:
 
 
 def test_a_tensor_is_indexed_after_the_writes_before() -> None:
-    """Row 2-25: only items of a sequence belong to the call that returned it."""
+    """Only items of a sequence belong to the call that returned it."""
 
     def last(x: Tensor, cache: Tensor, places: Tensor) -> Tensor:
         y = x * 2

@@ -13,8 +13,8 @@ import cgraph
 
 __all__ = ["MANY", "WORDS", "Unseen", "equal", "graphed", "line_of"]
 
-WORDS = ["sync", "eager", "compare", "poison"]
-MANY = [*WORDS, "sync,compare", "eager, compare", "sync,compare,poison", "eager,sync"]
+WORDS = ["sync", "compare", "poison"]
+MANY = [*WORDS, "sync,compare", "compare, poison", "sync,compare,poison"]
 
 
 class Unseen:

@@ -1,4 +1,4 @@
-"""`cgraph.aot` and `torch.compile(backend="cgraph_aot")`: rows 3-1 … 3-12."""
+"""`cgraph.aot` and `torch.compile(backend="cgraph_aot")`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`torch.compile(backend="cgraph")` is right as eager: rows 1-28 … 1-30, traps T120, T121."""
+"""`torch.compile(backend="cgraph")` is right as eager."""
 
 from __future__ import annotations
 

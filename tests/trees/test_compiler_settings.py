@@ -1,4 +1,4 @@
-"""Compilers and their settings: rows 1-2 … 1-7, 1-27, 1-32, 1-43, 3-12 … 3-14."""
+"""Compilers and their settings."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_1_4_a_reason_has_torchs_words_once() -> None:
         assert reason == "multiple devices: cpu, cuda:0, in forward (model.py:7)"
 
 
-def test_rows_1_7_and_1_43_parts_are_made_unless_a_user_says_otherwise(
+def test_parts_are_made_unless_a_user_says_otherwise(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("TORCHINDUCTOR_GRAPH_PARTITION", raising=False)
@@ -110,7 +110,7 @@ def test_1_32_the_line_of_an_input_without_one_is_that_of_what_uses_it() -> None
         assert _torch.described_input([one], 0) == f"input 0 (x) of forward (model.py:{line})"
 
 
-def test_rows_3_12_and_3_13_the_backend_has_the_name_that_torch_once_had(lab: Lab) -> None:
+def test_the_backend_has_the_name_that_torch_once_had(lab: Lab) -> None:
     fast = torch.compile(lambda x: (x.sin() * 2).sum(), backend="aot_cudagraphs")
     for _ in range(5):
         x = fresh(lab, 8).requires_grad_()

@@ -1,4 +1,4 @@
-"""`cgraph.trees.cudagraphify`: rows 1-24 … 1-29, 1-34 … 1-41, traps T105 … T112, T122 … T131."""
+"""`cgraph.trees.cudagraphify`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Static inputs that move, and threads that come and go: rows 1-23, 1-24, 1-31, 1-44, 1-45."""
+"""Static inputs that move, and threads that come and go."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls of graph trees that are refused or fail, and what goes on after them; trap T123."""
+"""Calls of graph trees that are refused or fail, and what goes on after them."""
 
 from __future__ import annotations
 

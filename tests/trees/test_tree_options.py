@@ -1,4 +1,4 @@
-"""Options of graph trees: rows 1-1, 1-23, 1-31 … 1-33, traps T127, T128."""
+"""Options of graph trees."""
 
 from __future__ import annotations
 

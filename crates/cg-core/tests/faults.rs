@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use cg_core::{
     Call, Capture, CaptureMode, Code, Destination, Device, Error, Event, Exec, Inputs,
-    InstantiateFlags, Keep, Live, Memory, Module, Outputs, Pool, Result, Segments, Sim, Stream,
-    Template, Tracker, Transfer, Work,
+    InstantiateFlags, Keep, Live, Memory, Module, Outputs, Pool, Result, Sim, Stream, Template,
+    Tracker, Transfer, Work,
 };
 
 use support::kernels::{Kernels, PTX};
@@ -313,27 +313,6 @@ fn outputs_and_plain_replays() {
         after[..256].fill(3);
         after[512..514].copy_from_slice(&random(1)[..2]);
         check(&f.y, &after)
-    });
-}
-
-#[test]
-fn segments_with_a_callable_that_waits() {
-    with_each_call_failing(|f| {
-        f.reset()?;
-        let mut segments: Segments = Segments::new();
-        for a in [3, 5] {
-            let template = Template::new(&f.device)?;
-            template.add(&f.kernels.axpy(a, &f.x, &f.y), &[])?;
-            segments.push_exec(template.instantiate(InstantiateFlags::default())?);
-            let (x, y) = (f.x.clone(), f.y.clone());
-            segments.push_call(move |stream| {
-                stream.synchronize()?;
-                x.write(&y.read()?)
-            });
-        }
-        segments.replay(&f.stream)?;
-        let first = axpy(3, &random(1), &random(2));
-        check(&f.x, &axpy(5, &first, &first))
     });
 }
 

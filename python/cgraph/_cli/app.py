@@ -8,9 +8,9 @@ import runpy
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import click
 import torch
@@ -84,7 +84,7 @@ def explain(place: str, args: str | None, as_json: bool) -> None:
     """
     from cgraph._cli.targets import named
 
-    with _told(), _on("auto"):
+    with _told(), _on():
         target = named(place, args)
         found = cgraph.explain(target.function, *target.args)
     if as_json:
@@ -157,7 +157,7 @@ def draw(place: str, args: str | None, out: Path) -> None:
     if out.suffix not in (".svg", ".html", ".dot", ".json"):
         expected = "expected .svg, .html, .dot or .json"
         raise click.BadParameter(f"{out.name}, {expected}", param_hint="--out")
-    with _told(), _on("auto") as device:
+    with _told(), _on() as device:
         target = named(place, args)
         target()
         graph = cgraph.CUDAGraph(keep_graph=True)
@@ -190,7 +190,7 @@ def bench(place: str | None, args: str | None, calls: int, as_json: bool) -> Non
     from cgraph._cli.bench import costs, small_network
     from cgraph._cli.targets import named
 
-    with _told(), _on("auto") as device:
+    with _told(), _on() as device:
         target = small_network() if place is None else named(place, args)
         found = costs(target, calls)
     if as_json:
@@ -204,38 +204,6 @@ def bench(place: str | None, args: str | None, calls: int, as_json: bool) -> Non
     for one in found:
         table.add_row(one.name, f"{one.host:.1f}", f"{one.whole:.1f}")
     Console().print(table)
-
-
-@app.command()
-@click.option("--steps", type=click.IntRange(min=40), help="Training steps.")
-@click.option("--seed", type=int, default=0, help="Of all that is random.")
-@click.option(
-    "--out",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=Path("cgraph-demo"),
-    show_default=True,
-    help="Folder for decode.svg, decode.dot and text.txt.",
-)
-@click.option(
-    "--driver",
-    type=click.Choice(["auto", "cuda", "sim"]),
-    default="auto",
-    help="auto: CGRAPH_DRIVER, else a GPU, else the simulator.",
-)
-@click.option("--quick", is_flag=True, help="Just enough steps to learn.")
-def demo(**options: Any) -> None:
-    """Train a small transformer in one graph, check each step against eager, and write text."""
-    from cgraph import demo as demonstration
-
-    with _told(), _on(options["driver"]) as device:
-        plan = demonstration.ON_GPU if device.type == "cuda" else demonstration.ON_SIMULATOR
-        if options["quick"]:
-            plan = replace(plan, steps=plan.quick_steps, characters=plan.characters // 2)
-        plan = replace(plan, steps=options["steps"] or plan.steps, seed=options["seed"])
-        try:
-            demonstration.run(plan, device, options["out"])
-        except demonstration.CheckError as error:
-            _end(f"check failed: {error}")
 
 
 @contextmanager
@@ -255,10 +223,9 @@ def _end(text: str) -> NoReturn:
 
 
 @contextmanager
-def _on(name: str) -> Iterator[torch.device]:
+def _on() -> Iterator[torch.device]:
     """Yield the device of tensors, with a driver in force: the simulator where there is no GPU."""
-    if name == "auto":
-        name = os.environ.get("CGRAPH_DRIVER", "auto")
+    name = os.environ.get("CGRAPH_DRIVER", "auto")
     if name == "auto" and not torch.cuda.is_available():
         text = "No CUDA GPU here: this runs on cgraph's simulator (no speed is claimed)."
         click.echo(text, err=True)
@@ -273,8 +240,6 @@ def _on(name: str) -> Iterator[torch.device]:
         finally:
             torch.set_num_threads(threads)
         return
-    if name != "auto":
-        os.environ["CGRAPH_DRIVER"] = name
     driver = _driver.current()
     driver.synchronize()
     yield torch.device("cuda", torch.cuda.current_device())

@@ -50,7 +50,7 @@ def debugged(
     recorded: Recorded,
     may_poison: Callable[[], bool],
 ) -> Debugged:
-    """Capture a key once more, in steps of one operator if they are needed, to debug its replays.
+    """Capture a key once more, in steps of one operator, to debug its replays.
 
     Args:
         words: As for :class:`Debugged`.
@@ -62,13 +62,11 @@ def debugged(
         may_poison: Tells whether the pool's free memory may be overwritten now.
     """
     checks = "compare" in words or "poison" in words
-    steps = Steps(plan.function, name, keep=checks)
-    if checks or "eager" not in words:
-        steps = in_steps(plan, name, call, recorded.statics, keep=checks)
+    steps = in_steps(plan, name, call, recorded.statics, keep=checks)
     # With tensors of its own, so as not to keep the caller's.
     like = call.replaced(recorded.statics)
     written = None
-    if checks and "sync" in words and "eager" not in words:
+    if checks and "sync" in words:
         try:
             written = written_by(plan.function, like.arguments(_copies(recorded.statics)))
         except BaseException:
@@ -83,13 +81,13 @@ class Debugged:
     """A replay of a key that checks its effects.
 
     Args:
-        words: Some of ``sync``, ``eager``, ``compare`` and ``poison``.
+        words: Some of ``sync``, ``compare`` and ``poison``.
         function: The captured function.
         title: Its name in errors, and its key.
         call: A call of the key, with the static tensors.
         recorded: The capture.
         outside: The tensors that the function reads where they lie, with their names.
-        steps: The function in steps of one operator, captured if they are needed.
+        steps: The function in steps of one operator.
         written: The memory that they write, if each must succeed before eager is called.
         may_poison: Tells whether the pool's free memory may be overwritten now.
     """
@@ -139,9 +137,7 @@ class Debugged:
 
     def _replay(self, tensors: tuple[torch.Tensor, ...]) -> None:
         recorded = self._recorded
-        if "eager" in self._words:
-            self._run_eagerly(tensors)
-        elif "sync" in self._words:
+        if "sync" in self._words:
             self._steps.run(tensors, poison="poison" in self._words)
             assert self._steps.recorded is not None
             put(self._steps.recorded.outputs, recorded.outputs, self._title)
@@ -155,16 +151,6 @@ class Debugged:
     def _poison(self) -> None:
         if "poison" in self._words and self._may_poison():
             self._driver.poison(self._recorded.graph.pool())
-
-    def _run_eagerly(self, tensors: tuple[torch.Tensor, ...]) -> None:
-        with torch.no_grad():
-            for static, tensor in zip(self._recorded.statics, tensors, strict=True):
-                if static is not tensor:
-                    static.copy_(tensor)
-        args, kwargs = self._call.arguments(self._recorded.statics)
-        with busy():
-            leaves = tree_flatten(self._function(*args, **kwargs))[0]
-        put(leaves, self._recorded.outputs, self._title)
 
     def _replay_checked(self, tensors: tuple[torch.Tensor, ...]) -> None:
         """Run eagerly, restore the memory that this wrote, replay and compare."""

@@ -55,7 +55,7 @@ def debugged_call(
         trained: The captured passes.
         taken: Takes the arguments of a call apart.
     """
-    if "eager" in words or not {"compare", "sync"} & set(words):
+    if not {"compare", "sync"} & set(words):
         return DebuggedCall(words, plan.function, f"{name} ({key})", trained, None)
     # Copies, as a backward pass that is still to come may read the graph's.
     statics = [copied(static) for static in trained.statics]
@@ -118,9 +118,6 @@ class DebuggedCall:
             CompareError: The forward pass differs; all state is as before the call. The backward
                 pass raises its own error.
         """
-        if "eager" in self._words:
-            with busy():
-                return self._function(*args, **kwargs)
         if self._forward is not None:
             if "sync" in self._words:
                 steps, written, taken = self._forward

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from cgraph import _core, _driver, _torch
 from cgraph._autograd.pinned import Pinned
 from cgraph._captures.busy import busy
+from cgraph._captures.collector import collections_held_off
 from cgraph._explanation.findings import failed_by
 from cgraph._graphed.arguments import Arguments
 from cgraph._graphed.cache import Family, Keys
@@ -286,7 +287,8 @@ class Answers:
 
     def observed(self, family: Family, key: Key, call: Call) -> Any:
         """Run a call eagerly, for real, and note what it does."""
-        with self.lock, busy():
+        # The notes of a large model are many objects, which all stay.
+        with self.lock, busy(), collections_held_off():
             key.eager_calls += 1
             result, shown = observe(self.reads, call, call.args, call.kwargs)
             if not self._has_names:

@@ -14,7 +14,6 @@ from cgraph import _driver
 from cgraph.errors import ArgumentError
 
 __all__ = [
-    "GONE",
     "GraphedOptions",
     "Guarded",
     "OnePad",
@@ -26,7 +25,7 @@ __all__ = [
     "root_of",
 ]
 
-DEBUG = ("sync", "eager", "compare", "poison")
+DEBUG = ("sync", "compare", "poison")
 """The words of the option ``debug``."""
 
 OnePad = Literal["repeat", "zero", "first"] | float | Callable[[torch.Tensor, int], torch.Tensor]
@@ -57,21 +56,6 @@ class GraphedOptions(TypedDict, total=False):
     on_fail: Literal["eager", "raise"]
     debug: str | None
     check_every: int | None
-
-
-GONE = {
-    "on_held": "results are the caller's own (outputs='fresh'), or are overwritten ('static')",
-    "static_argnums": "pass the names of the arguments as static_args=",
-    "static_argnames": "pass the names of the arguments as static_args=",
-    "max_bytes": "set a limit for the pool, cgraph.MemPool(limit=...), or max_graphs=",
-    "keep_templates": "set max_graphs= to at least the number of keys",
-    "max_recording": "five captures in a row of little use make a key eager for 256 calls",
-    "max_open": "four calls of a key may wait for their backward passes",
-    "preserve_state": "the first call runs eagerly, for real: there is nothing to restore",
-    "measure": "time calls with torch.utils.benchmark",
-    "capture_error_mode": "captures are thread_local",
-}
-"""Former options, with their replacements."""
 
 
 @dataclass(frozen=True)

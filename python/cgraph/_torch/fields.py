@@ -16,11 +16,21 @@ __all__ = ["tensor_fields"]
 # The headers of the first of these versions, and of the last one, 2.11, were read.
 _FIRST, _BEYOND = (2, 8), (2, 12)
 
-# The words of a ``c10::TensorImpl`` and a ``c10::StorageImpl`` that are read: both have more.
-_WORDS_OF_TENSOR, _WORDS_OF_STORAGE = 24, 8
-_WORD = 8
-# Extents of up to this many dimensions lie in the tensor itself.
-_MOST_DIMENSIONS = 5
+# Where the native half reads them, in bytes: its ``raw/fields.rs`` has the same numbers. The last two
+# lie in the storage. Extents of up to five dimensions lie in the tensor itself.
+_PLACES = {
+    "storage": 16,
+    "autograd": 24,
+    "extra": 32,
+    "dim": 64,
+    "sizes": 72,
+    "strides": 112,
+    "offset": 152,
+    "kind": 168,
+    "keys": 176,
+    "data": 16,
+    "flags": 56,
+}
 
 
 @functools.cache
@@ -28,18 +38,17 @@ def tensor_fields() -> dict[str, int]:
     """Return the offsets in bytes of fields of ``c10::TensorImpl`` and of its storage.
 
     The result also has ``vtable``, and ``guard``, a mask for the flag of storages whose memory
-    torch must be asked for. Sizes, storage and data are searched for; the offsets of later fields
-    in the headers are computed. All are compared with torch's answers for several tensors. The
-    result is empty for other versions of torch, or if a field is elsewhere: then torch's own
-    functions are called, which takes longer. Call it outside of all modes.
+    torch must be asked for. All are compared with torch's answers for several tensors. The result
+    is empty for other versions of torch, or if a field is elsewhere: then torch's own functions are
+    called, which takes longer. Call it outside of all modes.
     """
     is_known = _FIRST <= torch_version() < _BEYOND and hasattr(torch, "_lazy_clone")
     if not (is_known and all(map(of_torch.has, ("_dispatch_keys", "_is_cow_tensor")))):
         return {}
     with torch.no_grad():
         samples = list(_samples())
-        fields = _fields_of(samples[0])
-        agree = bool(fields) and all(_agree(fields, sample) for sample in samples)
+        fields = {**_PLACES, "vtable": _words(samples[0]._cdata, 1)[0], "guard": _GUARD}
+        agree = all(_agree(fields, sample) for sample in samples)
     return fields if agree else {}
 
 
@@ -60,39 +69,6 @@ def _samples() -> Iterator[torch.Tensor]:
         # Named tensors are experimental, and warn.
         warnings.simplefilter("ignore")
         yield floats[:4].rename("rows")
-
-
-def _fields_of(tensor: torch.Tensor) -> dict[str, int]:
-    """Return the offsets at which the fields of a tensor seem to be."""
-    words = _words(tensor._cdata, _WORDS_OF_TENSOR)
-    storage = tensor.untyped_storage()
-    of_storage = _words(storage._cdata, _WORDS_OF_STORAGE)
-    extents = [tensor.dim(), *tensor.shape]
-    places = [i for i in range(len(words)) if words[i : i + len(extents)] == extents]
-    owners = [i for i, word in enumerate(words) if word == storage._cdata]
-    # Only the first: the next one may belong to the function that frees the memory.
-    data = [i for i, word in enumerate(of_storage) if word == storage.data_ptr()][:1]
-    sizes_of_storage = [i for i, word in enumerate(of_storage) if word == storage.nbytes()]
-    if not len(places) == len(owners) == len(data) == len(sizes_of_storage) == 1:
-        return {}
-    [dimensions], [owner], [nbytes] = places, owners, sizes_of_storage
-    sizes = dimensions + 1
-    offset = sizes + 2 * _MOST_DIMENSIONS
-    fields = {
-        "storage": owner,
-        "autograd": owner + 1,
-        "extra": owner + 2,
-        "dim": dimensions,
-        "sizes": sizes,
-        "strides": sizes + _MOST_DIMENSIONS,
-        "offset": offset,
-        "kind": offset + 2,
-        "keys": offset + 3,
-        "data": data[0],
-        "flags": nbytes + 1,
-    }
-    found = {name: place * _WORD for name, place in fields.items()}
-    return {**found, "vtable": words[0], "guard": _GUARD}
 
 
 # ``has_mutable_data_ptr_check_`` among the flags of a storage, each a byte.

@@ -79,7 +79,7 @@ def test_results_are_laid_out_as_clone_would_lay_them_out(lab: Lab, case: str) -
         assert type(found) is type(like) and found.is_leaf and not found.requires_grad
 
 
-def test_rows_of_a_padded_result_are_cut(lab: Lab) -> None:
+def test_of_a_padded_result_are_cut(lab: Lab) -> None:
     """… rows cut."""
     graphed = cgraph.graphed(lambda x: x * 2, sizes=[4])
     for rows in (4, 4, 3, 2, 1, 3):

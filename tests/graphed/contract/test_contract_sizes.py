@@ -229,7 +229,7 @@ def test_gradients_of_padded_calls_are_those_of_eager(lab: Lab) -> None:
     assert graphed.report().captured == 1
 
 
-def test_rows_may_be_along_other_dimensions_by_name(lab: Lab) -> None:
+def test_may_be_along_other_dimensions_by_name(lab: Lab) -> None:
     """**Sizes**: padded up, cut on return."""
     graphed = cgraph.graphed(lambda x, w: x * w[:, None], sizes=[4], dim={"x": 1})
     with torch.no_grad():

@@ -177,14 +177,14 @@ def test_a_result_that_is_given_to_the_next_call_counts_as_held_no_more_than_bef
             assert torch.equal(result, expected)
 
 
-def test_rows_that_are_padded_are_copied_from_where_they_lie_again(lab: Lab) -> None:
+def test_that_are_padded_are_copied_from_where_they_lie_again(lab: Lab) -> None:
     function, one = cgraph.graphed(torch.cumsum, sizes=[4, 8]), fresh(lab, 3, 2)
     for given in (one, one, one, fresh(lab, 3, 2), one, fresh(lab, 6, 2), one):
         given.normal_()
         assert torch.equal(function(given, dim=1), torch.cumsum(given, dim=1))
 
 
-def test_rows_of_one_graph_that_take_turns_are_each_copied(lab: Lab) -> None:
+def test_of_one_graph_that_take_turns_are_each_copied(lab: Lab) -> None:
     function = cgraph.graphed(torch.cumsum, sizes=[4])
     sets = [fresh(lab, rows, 2) for rows in (3, 2, 4, 1)]
     for turn in (0, 0, 1, 1, 0, 2, 1, 3, 3, 0, 0, 2, 2):

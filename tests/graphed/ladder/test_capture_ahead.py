@@ -1,4 +1,4 @@
-"""Captures ahead of time, frozen functions, evictions and reports; traps T151 and T152."""
+"""Captures ahead of time, frozen functions, evictions and reports."""
 
 from __future__ import annotations
 

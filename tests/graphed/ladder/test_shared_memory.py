@@ -1,4 +1,4 @@
-"""All sizes of a ladder in the memory of its largest one, and results that outlive it; row 2-47."""
+"""All sizes of a ladder in the memory of its largest one, and results that outlive it."""
 
 from __future__ import annotations
 

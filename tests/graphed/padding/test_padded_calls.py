@@ -45,7 +45,7 @@ def test_padded_and_exact_calls_by_turns_equal_eager(lab: Lab, pad: Any) -> None
 
 @pytest.mark.parametrize("pad", ["zero", "repeat"])
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float64, torch.complex64])
-def test_rows_of_any_width_and_place_are_padded(lab: Lab, pad: Any, dtype: torch.dtype) -> None:
+def test_of_any_width_and_place_are_padded(lab: Lab, pad: Any, dtype: torch.dtype) -> None:
     graphed = cgraph.graphed(lambda x: x * 3, sizes=SIZES, pad=pad)
     for width in (1, 3, 8):
         for rows in ROWS:
@@ -75,7 +75,7 @@ def test_a_tensor_without_rows_beside_one_with_is_copied_whole(lab: Lab) -> None
         assert near(graphed(x, table), x @ table)
 
 
-def test_rows_in_another_dimension_are_padded(lab: Lab) -> None:
+def test_in_another_dimension_are_padded(lab: Lab) -> None:
     graphed = cgraph.graphed(lambda x: x * 2, sizes=[4, 8], dim=1)
     for rows in (3, 8, 5, 4, 1, 3):
         x = fresh(lab, 3, rows)

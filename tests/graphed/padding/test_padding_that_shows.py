@@ -74,7 +74,7 @@ def test_a_function_that_pads_wrongly_is_named(lab: Lab) -> None:
         graphed(fresh(lab, 3, 2))
 
 
-def test_rows_that_differ_from_replay_to_replay_anyway_are_padded(lab: Lab) -> None:
+def test_that_differ_from_replay_to_replay_anyway_are_padded(lab: Lab) -> None:
     place = torch.arange(4096).to(lab.device) % 8
 
     # On a GPU the sums are made in another order each time.

@@ -1,4 +1,4 @@
-"""Calls of any number of rows, padded to captured sizes; trap T145."""
+"""Calls of any number of rows, padded to captured sizes."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_no_rows_give_a_result_without_rows(lab: Lab) -> None:
     assert near(graphed(x), (x * 2).sum(1))
 
 
-def test_rows_of_a_slice_with_gaps_are_padded(lab: Lab) -> None:
+def test_of_a_slice_with_gaps_are_padded(lab: Lab) -> None:
     graphed = cgraph.graphed(affine, sizes=[4, 8])
     for rows in (3, 7, 3):
         for x in (fresh(lab, rows, 6)[:, ::2], fresh(lab, 6, rows).t(), fresh(lab, 1, 6)):

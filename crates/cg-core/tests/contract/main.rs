@@ -44,7 +44,6 @@ mod output_rules;
 mod outputs;
 mod pages;
 mod pool;
-mod segments;
 mod stream;
 mod tracker;
 mod unsafe_calls;

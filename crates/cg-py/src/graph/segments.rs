@@ -14,8 +14,8 @@ use crate::error::{argument, state};
 
 /// Graphs, and what runs eagerly between them, in order.
 ///
-/// Not made of `cg_core::Segments`: the exec of a graph is known only at the replay, which its hooks
-/// may change, and the garbage collector has to see the callables, which a closure would hide.
+/// The exec of a graph is known only at the replay, which its hooks may change, and the garbage collector
+/// has to see the callables.
 #[pyclass(frozen, subclass, weakref, module = "cgraph._core")]
 pub(crate) struct Segments {
     steps: Mutex<Steps>,

@@ -4,7 +4,7 @@ Each captured step is compared with the same step done eagerly, on the same numb
 The book is *Alice's Adventures in Wonderland* (Lewis Carroll, 1865, public domain); see README.md.
 """
 
-from cgraph.demo.check import CheckError
-from cgraph.demo.program import ON_GPU, ON_SIMULATOR, Plan, run
+from examples.demo.check import CheckError
+from examples.demo.program import ON_GPU, ON_SIMULATOR, Plan, run
 
 __all__ = ["ON_GPU", "ON_SIMULATOR", "CheckError", "Plan", "run"]

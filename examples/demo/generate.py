@@ -7,10 +7,10 @@ import sys
 import torch
 from tqdm import tqdm  # type: ignore[import-untyped]
 
-from cgraph.demo.captured import CapturedStep
-from cgraph.demo.check import Comparison
-from cgraph.demo.model import Decoder
-from cgraph.demo.text import Text
+from examples.demo.captured import CapturedStep
+from examples.demo.check import Comparison
+from examples.demo.model import Decoder
+from examples.demo.text import Text
 
 __all__ = ["generate"]
 

@@ -13,13 +13,13 @@ from torch import Tensor
 import cgraph
 from cgraph import picture
 from cgraph._text import in_units, table
-from cgraph.demo.captured import CapturedStep
-from cgraph.demo.check import Comparison, require_fall
-from cgraph.demo.generate import generate
-from cgraph.demo.measure import measure
-from cgraph.demo.model import Decoder, Size
-from cgraph.demo.text import Text
-from cgraph.demo.train import Trainer, train
+from examples.demo.captured import CapturedStep
+from examples.demo.check import Comparison, require_fall
+from examples.demo.generate import generate
+from examples.demo.measure import measure
+from examples.demo.model import Decoder, Size
+from examples.demo.text import Text
+from examples.demo.train import Trainer, train
 
 __all__ = ["ON_GPU", "ON_SIMULATOR", "Plan", "run"]
 

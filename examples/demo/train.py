@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from tqdm import tqdm  # type: ignore[import-untyped]
 
-from cgraph.demo.captured import CapturedStep
-from cgraph.demo.check import Comparison
-from cgraph.demo.model import Size, Transformer
-from cgraph.demo.text import Text
+from examples.demo.captured import CapturedStep
+from examples.demo.check import Comparison
+from examples.demo.model import Size, Transformer
+from examples.demo.text import Text
 
 __all__ = ["Trainer", "train"]
 
