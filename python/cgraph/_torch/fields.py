@@ -16,7 +16,7 @@ __all__ = ["tensor_fields"]
 # The headers of the first of these versions, and of the last one, 2.11, were read.
 _FIRST, _BEYOND = (2, 8), (2, 12)
 
-# Where the native half reads them, in bytes: its ``raw/fields.rs`` has the same numbers. The last two
+# Where the native half reads them, in bytes: ``raw/fields.rs`` has the same numbers. The last two
 # lie in the storage. Extents of up to five dimensions lie in the tensor itself.
 _PLACES = {
     "storage": 16,
