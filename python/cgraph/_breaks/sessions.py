@@ -147,7 +147,7 @@ class Session:
 
         This is a break that does not end. It may come inside an operator.
         """
-        self._in_break = True
+        self._in_break = self._runs = True
         with self.driver.stream(self.stream):
             self._end(is_last=True)
 

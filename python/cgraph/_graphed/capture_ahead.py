@@ -38,7 +38,8 @@ def capture_ahead(
         key: Its key, which has no graph.
         call: The call.
         like: The observation of a call that differs only in numbers of rows; None if there is
-            none. With one, the tensors that the capture writes are not restored.
+            none. With one, the work is not done, unless somebody keeps some of it, and the tensors
+            that this writes are not restored.
 
     Raises:
         CaptureError: The function cannot be captured, or makes state in its first call.
@@ -140,5 +141,6 @@ def put_back(shown: Observation, *, copies: bool = True) -> Iterator[None]:
         undo.callback(gradients.put_back)
         for one in before:
             undo.callback(one.rewind)
-        undo.callback(_driver.current().synchronize)
+        if copies:
+            undo.callback(_driver.current().synchronize)
         yield

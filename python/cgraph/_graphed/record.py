@@ -280,6 +280,8 @@ def capturing(
     watching: AbstractContextManager[None],
     at_break: Callable[[Callable[..., Any]], Callable[..., Any]] | None,
     spelled: SpelledOut,
+    *,
+    runs: bool = True,
 ) -> Iterator[Session]:
     """Capture on the plan's stream within a ``with`` block; yield the session.
 
@@ -288,6 +290,7 @@ def capturing(
         watching: The block in which operators are observed.
         at_break: See :class:`cgraph._breaks.sessions.Session`.
         spelled: Makes tensors that Python spells out, if the previous call had some.
+        runs: Do the work that is captured.
     """
     driver, stream, use = plan.driver, plan.stream, plan.use
     before = driver.current_stream()
@@ -309,6 +312,7 @@ def capturing(
                 plan.before.generators,
                 at_break=at_break,
                 may_be_empty=True,
+                runs=runs,
                 gives_up=plan.before.has_breaks,
             )
             with session.forks.watched():

@@ -51,7 +51,7 @@ def for_sizes(shown: Observation, reads: Reads, call: Call) -> Observation:
 def record_sized(
     plan: CapturePlan, statics: list[torch.Tensor], blocks: PoolBlocks | None
 ) -> Capture:
-    """Capture a call and do its work; operators are not noted.
+    """Capture a call without doing its work; operators are not noted.
 
     Args:
         plan: The plan; the previous call differs only in numbers of rows.
@@ -78,7 +78,7 @@ def record_sized(
     codes, versions = Codes(), [version_of(one) for one in statics]
     codes.reads = _differs if driver.device_type == "cpu" else None
     spelled = SpelledOut()
-    with capturing(plan, nullcontext(), None, spelled) as session:
+    with capturing(plan, nullcontext(), None, spelled, runs=False) as session:
         try:
             session.begin(statics)
             try:
@@ -107,6 +107,8 @@ def record_sized(
     recorded.give_up_results()
     is_like = before.codes.keys() >= codes.globals.keys()
     if changed or not is_like or (blocks is not None and blocks.are_left()):
+        # What somebody keeps must have contents.
+        graph.replay()
         recorded.reset()
         restore.put_back()
         if not changed:

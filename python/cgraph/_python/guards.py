@@ -143,6 +143,7 @@ class Guards:
         self.stopped = places.stopped
         self.refused = places.refused
         self._places: Sequence[Place] = places.found
+        self._has_inputs = any(one.check[0] == "input" for one in places.found)
         if compares:
             self._take(places.found)
 
@@ -206,7 +207,7 @@ class Guards:
 
     def inputs(self, objects: Sequence[Any] = ()) -> list[Way]:
         """Return the ways to the tensors that replays copy, in their order."""
-        if not any(one.check[0] == "input" for one in self._places):
+        if not self._has_inputs:
             return []
         ways = zip(self._places, self._ways(objects), strict=True)
         return [way for place, way in ways if place.check[0] == "input"]

@@ -435,9 +435,13 @@ impl Graph {
         template: &cg_core::Template,
         measures: bool,
     ) -> cg_core::Result<cg_core::Exec> {
-        let make = || match measures {
-            true => template.instantiate_measured(InstantiateFlags::default()),
-            false => template.instantiate(InstantiateFlags::default()),
+        let make = || {
+            let flags = InstantiateFlags::default();
+            if measures {
+                template.instantiate_measured(flags)
+            } else {
+                template.instantiate(flags)
+            }
         };
         let refused = match make() {
             Err(error) if error.code() == Some(Code::NOT_SUPPORTED) => error,
