@@ -107,7 +107,7 @@ const CORE_LAYERS: &[&[&str]] = &[
     &["template"],
     &["inputs", "outputs"],
     &["exec"],
-    &["address", "capture", "data", "segments", "tracker"],
+    &["address", "capture", "data", "tracker"],
     &["lib"],
 ];
 

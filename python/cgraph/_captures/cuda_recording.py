@@ -79,7 +79,8 @@ class Recording:
         # cgraph does not wait for the device from here on: that would end the capture.
         self._mark: _core.CaptureMark | None = device.mark_capture()
         self._turn = own
-        self._options = options
+        # Without what it resumes, which has its own, and so on.
+        self._options = options._replace(resumes=None)
         self._device = device
         self._ordinal = ordinal
         self._stream = stream

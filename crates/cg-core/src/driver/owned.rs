@@ -325,9 +325,8 @@ impl OwnedGraph {
         graph
     }
 
-    /// Use a graph of somebody else, for [`crate::Template::from_raw`], [`crate::Tracker::new_nodes`] and
-    /// [`crate::Stream::captured_nodes`],
-    /// whose callers promise that it outlives the result, and that of a [`crate::Capture`] just begun.
+    /// Use a graph of somebody else, who keeps it: that of [`crate::Template::from_raw`], or of an open
+    /// capture. Callers promise that it outlives the result.
     pub(crate) fn borrowed(driver: Arc<dyn Driver>, handle: GraphHandle) -> Self {
         Self {
             driver,
