@@ -6,6 +6,8 @@ from typing import Any, Literal, final
 from torch import Tensor
 from typing_extensions import Self, disjoint_base
 
+from cgraph._driver import Captured
+
 __all__ = [
     "Block",
     "Capture",
@@ -287,20 +289,7 @@ class Graph:
     ) -> None: ...
     def _replay_made(self, fresh: Fresh, tensors: tuple[Any, ...]) -> list[Any]: ...
     _keep_graph: bool
-    def _adopt(
-        self,
-        template: Template,
-        *,
-        current: object,
-        ordinal: int | None,
-        check: Callable[[], None] | None,
-        random_step: Callable[[], None] | None,
-        inputs: Inputs | None,
-        generators: Sequence[tuple[Any, int]],
-        sim: Sim | None,
-        retained: object,
-        outputs: Outputs | None = None,
-    ) -> None: ...
+    def _adopt(self, captured: Captured) -> None: ...
     def _register(self, phase: str, hook: Callable[..., object]) -> HookHandle: ...
     def _run_hooks(self, phase: str) -> None: ...
     def _has_hooks(self, phase: str) -> bool: ...

@@ -8,6 +8,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from cgraph import _core
@@ -48,6 +49,7 @@ Pool = Any
 """A :data:`Handle`, a :class:`cgraph.MemPool` or a ``torch.cuda.MemPool``."""
 
 
+@dataclass
 class Captured:
     """The results of a capture, for the graph and its execs.
 
@@ -74,46 +76,24 @@ class Captured:
         footprint: Bytes and seconds of the capture.
     """
 
-    def __init__(
-        self,
-        template: _core.Template,
-        *,
-        pools: list[Handle],
-        current: object,
-        ordinal: int | None = None,
-        check: Callable[[], None] | None = None,
-        random_step: Callable[[], None] | None = None,
-        inputs: _core.Inputs | None = None,
-        generators: Sequence[tuple[Any, int]] = (),
-        feed: Callable[[tuple[Any, ...]], None] | None = None,
-        results: Results | None = None,
-        outputs: _core.Outputs | None = None,
-        deliver: Callable[[Sequence[tuple[int, int]], Sequence[Any]], None] | None = None,
-        sim: _core.Sim | None = None,
-        retained: object = None,
-        owner: object = None,
-        outlives: bool = False,
-        labels: dict[int, Label] | None = None,
-        footprint: Footprint | None = None,
-    ) -> None:
-        self.footprint = footprint
-        self.template: _core.Template | None = template
-        self.pools = pools
-        self.current = current
-        self.ordinal = ordinal
-        self.check = check
-        self.random_step = random_step
-        self.inputs = inputs
-        self.generators = generators
-        self.feed = feed
-        self.results = results
-        self.outputs = outputs
-        self.deliver = deliver
-        self.sim = sim
-        self.retained = retained
-        self.owner = owner
-        self.outlives = outlives
-        self.labels = labels or {}
+    template: _core.Template | None
+    pools: list[Handle]
+    current: object
+    ordinal: int | None = None
+    check: Callable[[], None] | None = None
+    random_step: Callable[[], None] | None = None
+    inputs: _core.Inputs | None = None
+    generators: Sequence[tuple[Any, int]] = ()
+    feed: Callable[[tuple[Any, ...]], None] | None = None
+    results: Results | None = None
+    outputs: _core.Outputs | None = None
+    deliver: Callable[[Sequence[tuple[int, int]], Sequence[Any]], None] | None = None
+    sim: _core.Sim | None = None
+    retained: object = None
+    owner: object = None
+    outlives: bool = False
+    labels: dict[int, Label] = field(default_factory=dict)
+    footprint: Footprint | None = None
 
 
 class Recording(Protocol):

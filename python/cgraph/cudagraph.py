@@ -170,21 +170,10 @@ class CUDAGraph(_core.Graph):
             if (culprit := blame_at_end(error)) is not None:
                 add_note(error, f"cgraph: {culprit}")
             raise
-        template, captured.template = captured.template, None
-        assert template is not None
-        nodes = template.node_count()
-        self._adopt(
-            template,
-            current=captured.current,
-            ordinal=captured.ordinal,
-            check=captured.check,
-            random_step=captured.random_step,
-            inputs=captured.inputs,
-            outputs=captured.outputs,
-            generators=captured.generators,
-            sim=captured.sim,
-            retained=captured.retained,
-        )
+        assert captured.template is not None
+        nodes = captured.template.node_count()
+        self._adopt(captured)
+        captured.template = None
         self._nodes = nodes
         self._captured = captured
         self._labels = captured.labels

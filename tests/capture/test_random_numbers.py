@@ -10,6 +10,7 @@ from torch.nn.functional import dropout
 
 import cgraph
 from cgraph import _core
+from cgraph._driver import Captured
 from cgraph.errors import DriverError
 from lab import Lab, captured, fresh
 
@@ -239,15 +240,14 @@ def test_the_native_step_stores_seed_and_offset_and_moves_the_offset_by_its_step
     counters = [Counter(2**63 + 5, 8), Counter(7, 400)]
     graph = _core.Graph()
     graph._adopt(
-        template,
-        current=(lambda ordinal: stream.handle, lambda ordinal: False),
-        ordinal=0,
-        check=None,
-        random_step=None,
-        inputs=_core.Inputs(template, reader, [], addresses),
-        generators=[(counters[0], 4), (counters[1], 12)],
-        sim=None,
-        retained=None,
+        Captured(
+            template,
+            pools=[],
+            current=(lambda ordinal: stream.handle, lambda ordinal: False),
+            ordinal=0,
+            inputs=_core.Inputs(template, reader, [], addresses),
+            generators=[(counters[0], 4), (counters[1], 12)],
+        )
     )
     graph._instantiate(False)
     for _ in range(2):

@@ -154,7 +154,7 @@ class Recording:
             results=results,
             deliver=None if results is None else Deliver(self._simulator, results),
             retained=self._handle,
-            labels=None if self._labels is None else self._labels.found,
+            labels={} if self._labels is None else self._labels.found,
             footprint=footprint,
         )
 

@@ -68,6 +68,29 @@ struct Environment {
     retained: Arc<Py<PyAny>>,
 }
 
+/// What a graph takes of the results of a capture.
+#[derive(FromPyObject)]
+struct Captured<'py> {
+    template: Bound<'py, Template>,
+    /// Finds the stream of a replay: a `dlpack_exchange_api` capsule, or a callable that takes `ordinal`, or
+    /// without `ordinal` one that returns a `Stream`.
+    current: Bound<'py, PyAny>,
+    ordinal: Option<u32>,
+    /// Called before each replay, and after it `random_step`.
+    check: Option<Py<PyAny>>,
+    random_step: Option<Py<PyAny>>,
+    /// They get seed and offset of each of the `generators`, which is advanced by the number that comes with
+    /// it.
+    inputs: Option<Py<Inputs>>,
+    generators: Vec<(Py<PyAny>, u64)>,
+    /// They copy results to where a replay says.
+    outputs: Option<Py<Outputs>>,
+    /// Driven after a replay.
+    sim: Option<Py<Sim>>,
+    /// Kept until no replay is in flight.
+    retained: Py<PyAny>,
+}
+
 #[pymethods]
 impl Graph {
     #[new]
@@ -173,43 +196,17 @@ impl Graph {
         self.keeps_template.store(keep, Ordering::Relaxed);
     }
 
-    /// Take over a captured template.
-    ///
-    /// `current` finds the stream of a replay: a `dlpack_exchange_api` capsule, or a callable that
-    /// takes `ordinal`, or without `ordinal` one that returns a `Stream`. Before each replay
-    /// `check` and then `random_step` are called, and `inputs` get seed and offset of each of the
-    /// `generators`, which is advanced by the number that comes with it. `outputs` copy results to where
-    /// a replay says. `sim` is driven after a
-    /// replay, and `retained` is kept until no replay is in flight.
-    #[pyo3(signature = (
-        template, *, current, ordinal, check, random_step, inputs, generators, sim, retained,
-        outputs=None
-    ))]
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "one call takes over all that a capture left"
-    )]
-    fn _adopt(
-        &self,
-        py: Python<'_>,
-        template: &Template,
-        current: Bound<'_, PyAny>,
-        ordinal: Option<u32>,
-        check: Option<Py<PyAny>>,
-        random_step: Option<Py<PyAny>>,
-        inputs: Option<Py<Inputs>>,
-        generators: Vec<(Py<PyAny>, u64)>,
-        sim: Option<Py<Sim>>,
-        retained: Py<PyAny>,
-        outputs: Option<Py<Outputs>>,
-    ) -> PyResult<()> {
+    /// Take over a capture: a `cgraph._driver.Captured`.
+    fn _adopt(&self, py: Python<'_>, captured: Captured<'_>) -> PyResult<()> {
+        let template = captured.template.get();
         let id = detached(py, || template.core.graph_id())?;
-        let fed = inputs
-            .map(|inputs| ReplayInputs::new(inputs, generators))
+        let fed = captured
+            .inputs
+            .map(|inputs| ReplayInputs::new(inputs, captured.generators))
             .transpose()?;
-        let current = match ordinal {
-            Some(ordinal) => CurrentStream::new(current.extract()?, ordinal)?,
-            None => CurrentStream::Object(current.unbind()),
+        let current = match captured.ordinal {
+            Some(ordinal) => CurrentStream::new(captured.current.extract()?, ordinal)?,
+            None => CurrentStream::Object(captured.current.unbind()),
         };
         let adopted = State {
             template: Some(Arc::clone(&template.core)),
@@ -217,12 +214,12 @@ impl Graph {
             environment: Some(Environment {
                 template: template.core.id(),
                 current: Arc::new(current),
-                check,
-                random_step,
+                check: captured.check,
+                random_step: captured.random_step,
                 fed: fed.map(Arc::new),
-                outputs,
-                drive: sim,
-                retained: Arc::new(retained),
+                outputs: captured.outputs,
+                drive: captured.sim,
+                retained: Arc::new(captured.retained),
             }),
         };
         let before = std::mem::replace(&mut *self.state(), adopted);
