@@ -241,8 +241,8 @@ class Template:
     """A graph that can change and cannot run."""
 
     @staticmethod
-    def from_raw(device: Device, handle: int) -> Template:
-        """Return a template for a graph that someone else owns and keeps alive."""
+    def from_raw(device: Device, handle: int, owner: object) -> Template:
+        """Return a template for a graph of someone else, who is kept as long as the result."""
     @property
     def handle(self) -> int:
         """The raw graph."""

@@ -69,9 +69,7 @@ class Captured:
             with these numbers of bytes, which belong to these tensors.
         sim: The simulator that a replay drives.
         retained: An object kept alive until no replay is in flight.
-        owner: The owner of the template's graph, to be let go after the template; None if the
-            template itself is.
-        outlives: True if the owner stays, and the graph in it is to be emptied.
+        outlives: True if the template's graph is somebody else's, who stays: it is to be emptied.
         labels: The origin of the template's nodes, by raw node.
         footprint: Bytes and seconds of the capture.
     """
@@ -90,7 +88,6 @@ class Captured:
     deliver: Callable[[Sequence[tuple[int, int]], Sequence[Any]], None] | None = None
     sim: _core.Sim | None = None
     retained: object = None
-    owner: object = None
     outlives: bool = False
     labels: dict[int, Label] = field(default_factory=dict)
     footprint: Footprint | None = None

@@ -196,10 +196,7 @@ class CUDAGraph(_core.Graph):
             )
         self._ended = False
         if not self._keep_graph:
-            captured = self._captured
-            assert captured is not None
-            self._drop_template(captured.outlives)
-            captured.owner = None
+            self._drop_template(self._captured is not None and self._captured.outlives)
 
     def instantiate(self) -> None:
         """Make the template executable, again if it was changed; the previous exec is dropped.
@@ -239,6 +236,8 @@ class CUDAGraph(_core.Graph):
                 # The retained objects must outlast the exec.
                 captured, self._captured, self._ended = self._captured, None, False
                 self._labels = {}
+                if captured is not None and captured.outlives:
+                    self._drop_template(True)
                 self._clear()
                 del captured
 

@@ -263,12 +263,20 @@ class _Around:
 
     def __enter__(self) -> None:
         self._stream.__enter__()
-        self._held_off.__enter__()
-        # A cast from outside would be freed while the graph reads it, and replays would overwrite
-        # one from inside.
-        torch.clear_autocast_cache()
+        try:
+            self._held_off.__enter__()
+            # A cast from outside would be freed while the graph reads it, and replays would
+            # overwrite one from inside.
+            torch.clear_autocast_cache()
+        except BaseException as error:
+            self.__exit__(type(error), error, error.__traceback__)
+            raise
 
     def __exit__(self, *error: Any) -> None:
-        torch.clear_autocast_cache()
-        self._held_off.__exit__(*error)
-        self._stream.__exit__(*error)
+        try:
+            torch.clear_autocast_cache()
+        finally:
+            try:
+                self._held_off.__exit__(*error)
+            finally:
+                self._stream.__exit__(*error)

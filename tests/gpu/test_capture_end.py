@@ -30,7 +30,6 @@ def require_all_as_before() -> None:
     assert torch.equal(y, x * 2 + 1)
 
 
-@pytest.mark.skipif(_torch.keeps_state_of_captures(), reason="there torch ends the capture")
 def test_captures_leave_the_filters_of_warnings_alone_which_are_the_process_s(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -49,7 +48,6 @@ def test_captures_leave_the_filters_of_warnings_alone_which_are_the_process_s(
     assert torch.equal(y, x * 2 + 1)
 
 
-@pytest.mark.skipif(_torch.keeps_state_of_captures(), reason="there torch ends the capture")
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_an_interrupt_at_the_end_of_a_capture_leaves_everything_as_before(
     monkeypatch: pytest.MonkeyPatch, when: str
@@ -104,7 +102,6 @@ print("drawn")
     assert (done.stdout.strip(), done.returncode) == ("drawn", 0), done.stderr
 
 
-@pytest.mark.skipif(_torch.keeps_state_of_captures(), reason="there torch ends the capture")
 def test_a_broken_capture_says_the_drivers_code() -> None:
     x, side = fresh(lab, 64), torch.cuda.Stream()
     with pytest.raises(CaptureError, match="joined") as caught, cgraph.graph(cgraph.CUDAGraph()):
@@ -135,7 +132,8 @@ def test_newer_torchs_host_that_must_be_instantiated_before_its_replay_is(
 
     monkeypatch.setattr(_torch, "HostGraph", lambda: Newer(True))
     for is_newer in (False, True):
-        monkeypatch.setattr(_torch, "keeps_state_of_captures", lambda is_newer=is_newer: is_newer)
+        told = staticmethod(lambda is_newer=is_newer: not is_newer)
+        monkeypatch.setattr(_torch.CapturedDraws, "are_told", told)
         graph = cgraph.CUDAGraph()
         with cgraph.graph(graph):
             y = torch.rand(64, device="cuda")

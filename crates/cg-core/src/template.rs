@@ -45,6 +45,8 @@ pub struct Template {
     id: u64,
     device: Device,
     state: Mutex<State>,
+    /// Of the graph, if that is somebody else's. It goes after the graph was used for the last time.
+    _owner: Option<Retained>,
 }
 
 struct State {
@@ -67,19 +69,23 @@ impl Template {
         Ok(Self::with_graph(device, graph, Vec::new()))
     }
 
-    /// Return a graph of somebody else, who keeps it and may go on editing it.
+    /// Return a graph of somebody else, who may go on editing it. `owner` is kept as long as the result; unlike
+    /// what [`Self::retain`] is given, execs do not keep it.
     ///
     /// # Safety
-    /// `handle` is a live graph of the device and stays so as long as the result; what its nodes
-    /// name stays valid as long as any exec of it.
+    /// `handle` is a live graph of the device and stays so as long as `owner`, or without one as long as the
+    /// result; what its nodes name stays valid as long as any exec of it.
     #[must_use]
     #[expect(
         unsafe_code,
         reason = "the caller vouches for a handle that nobody here owns"
     )]
-    pub unsafe fn from_raw(device: &Device, handle: GraphHandle) -> Self {
+    pub unsafe fn from_raw(device: &Device, handle: GraphHandle, owner: Option<Retained>) -> Self {
         let graph = OwnedGraph::borrowed(Arc::clone(device.driver()), handle);
-        Self::with_graph(device, graph, Vec::new())
+        Self {
+            _owner: owner,
+            ..Self::with_graph(device, graph, Vec::new())
+        }
     }
 
     /// Return its device.
@@ -321,6 +327,7 @@ impl Template {
                 removed: HashSet::new(),
                 transfers: Vec::new(),
             }),
+            _owner: None,
         }
     }
 

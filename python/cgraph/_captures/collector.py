@@ -9,7 +9,8 @@ from contextlib import contextmanager
 
 __all__ = ["collections_held_off", "gc_frozen"]
 
-_lock = threading.Lock()
+# A collection inside of it may end a block that was forgotten.
+_lock = threading.RLock()
 # The number of open blocks, and the state of the collector before the first one.
 _blocks = 0
 _was_enabled = False
@@ -26,21 +27,21 @@ class collections_held_off:
     def __enter__(self) -> None:
         """Turn the collector off."""
         global _blocks, _was_enabled
-        self._is_open = True
         with _lock:
-            if _blocks == 0:
+            _blocks += 1
+            self._is_open = True
+            if _blocks == 1:
                 _was_enabled = gc.isenabled()
                 gc.disable()
-            _blocks += 1
 
     def __exit__(self, *_: object) -> None:
         """Turn it on again if it was on and no other block is open."""
         global _blocks
         if not self._is_open:
             return
-        self._is_open = False
         with _lock:
             _blocks -= 1
+            self._is_open = False
             if _blocks == 0 and _was_enabled:
                 gc.enable()
 

@@ -229,7 +229,7 @@ def _keeper(token: Handle, side: torch.cuda.Stream, owner: object) -> _torch.Poo
     """Return the keeper of a pool and its owner, which captures that are alive share."""
     key = (*token, side.device_index, id(owner))
     found = _keepers.get(key)
-    if found is None:
+    if found is None or found.graph is None:  # one that is dying has lost it
         found = _keepers[key] = _torch.PoolKeeper(token, side, owner)
     return found
 

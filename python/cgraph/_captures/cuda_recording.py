@@ -103,6 +103,7 @@ class Recording:
                 self._leave()
             finally:
                 self._close()
+                own.end()
             raise
 
     def finish(self) -> Captured:
@@ -125,6 +126,9 @@ class Recording:
         except BaseException:
             self._close()
             raise
+        finally:
+            # Not before the draws were read: the next capture begins to count anew.
+            self._turn.end()
 
     def abandon(self) -> str | None:
         """End the capture and discard its work; return the driver's error, if there is one."""
@@ -133,6 +137,7 @@ class Recording:
                 ended = self._end()
         finally:
             self._close()
+            self._turn.end()
         return first_line(ended) if isinstance(ended, Exception) else None
 
     def leave_modes(self) -> None:
@@ -200,7 +205,6 @@ class Recording:
                 if self._routes is not None:
                     self._routes()
                 self._mark = None
-                self._turn.end()
                 _torch.release_outliving()
                 _core.settle_pools()
 
@@ -268,7 +272,9 @@ class Recording:
             self._end_host()
             return error
         self._is_over = True
-        template = _core.Template.from_raw(self._device, self._host.raw_cuda_graph())
+        # The token, whose keeper would reset the host, if the host is that keeper's.
+        owner = self._handle, self._host
+        template = _core.Template.from_raw(self._device, self._host.raw_cuda_graph(), owner)
         return template if self._draws is not None else self._taken_from_host(template)
 
     def _taken_from_host(self, template: _core.Template) -> _core.Template:
@@ -333,8 +339,9 @@ class Recording:
         if drawn and draws is None:
             if self._draws is not None:
                 template = self._taken_from_host(template)
-            # Newer torch's replay does not instantiate.
-            self._host.instantiate()
+                # Newer torch's replay does not instantiate.
+                self._host.instantiate()
+        is_copy = self._draws is None or (drawn and draws is None)
         self._retain_pools(template)
         inputs = None
         statics = self._options.statics
@@ -365,8 +372,7 @@ class Recording:
             outputs=outputs,
             generators=[(draw.generator, draw.step) for draw in draws or ()],
             retained=(self._handle, self._others, self._leases, self._host if drawn else None),
-            owner=self._host,
-            outlives=self._keeps_pool(),
+            outlives=self._keeps_pool() and not is_copy,
             footprint=footprint,
             labels={} if labels is None else labels.found,
         )

@@ -65,7 +65,7 @@ def _words(
         graph = _torch.captured_draw(generator, out)
     # A capture begins by filling the words: the offset with zero.
     side.synchronize()
-    template = _core.Template.from_raw(device, graph.raw_cuda_graph())
+    template = _core.Template.from_raw(device, graph.raw_cuda_graph(), graph)
     # In the order of its parameters: seed and offset stand side by side.
     named = [one.address for one in template.addresses() if one.address != out.data_ptr()]
     values = [device.word(address) for address in named]

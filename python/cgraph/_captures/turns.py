@@ -17,7 +17,8 @@ from cgraph.errors import CaptureError
 __all__ = ["Turn"]
 
 _Place = tuple[int, int]
-_lock = threading.Lock()
+# A collection inside of it may end a capture that was forgotten.
+_lock = threading.RLock()
 _changed = threading.Condition(_lock)
 _waiting = 0
 _taken: dict[_Place, list[Turn]] = {}

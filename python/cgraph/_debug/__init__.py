@@ -1,1 +1,1 @@
-"""Debug replays: in steps, eagerly, compared with eager, or on poisoned memory."""
+"""Debug replays: in steps, compared with eager, or on poisoned memory."""

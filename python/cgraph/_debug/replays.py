@@ -1,4 +1,4 @@
-"""Debug replays of graphs: in steps, eagerly, compared with eager, or on poisoned memory.
+"""Debug replays of graphs: in steps, compared with eager, or on poisoned memory.
 
 The native entry of a key that is debugged calls :class:`Debugged` instead of the graph. The option
 ``debug`` of :func:`cgraph.graphed` explains the words.

@@ -1,4 +1,4 @@
-"""Debug calls of keys with gradients: in steps, eagerly, or both passes compared with eager."""
+"""Debug calls of keys with gradients: in steps, or both passes compared with eager."""
 
 from __future__ import annotations
 

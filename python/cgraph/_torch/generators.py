@@ -31,7 +31,11 @@ class CapturedDraws:
 
     def __init__(self, generators: Iterable[torch.Generator]) -> None:
         # A capture draws from these states, whichever ones the generators get meanwhile.
-        self._states = [(one, _state_of(one)) for one in generators]
+        # Two generators may share one, and then draw as one.
+        states: dict[int, torch.Generator] = {}
+        for one in generators:
+            states.setdefault(_state_of(one), one)
+        self._states = states
 
     @staticmethod
     def are_told() -> bool:
@@ -40,7 +44,7 @@ class CapturedDraws:
 
     def drawn(self) -> list[tuple[torch.Generator, int]]:
         """Return the generators drawn from, and the steps of their offsets; the host is alive."""
-        steps = [(one, _word(state + _CAPTURED)) for one, state in self._states]
+        steps = [(one, _word(state + _CAPTURED)) for state, one in self._states.items()]
         return [(one, step) for one, step in steps if step]
 
 

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from cgraph import _core
-from cgraph._torch.private_names import torch_version
 
 __all__ = [
     "HostGraph",
@@ -33,7 +32,6 @@ __all__ = [
     "is_own_stream",
     "is_torch_graph",
     "keep_from_tracing",
-    "keeps_state_of_captures",
     "on_stream",
     "quiet",
     "release_hosts",
@@ -163,15 +161,6 @@ def captured_draw(generator: torch.Generator, out: torch.Tensor) -> Any:
         finally:
             graph.capture_end()
     return graph
-
-
-@functools.cache
-def keeps_state_of_captures() -> bool:
-    """Return whether only its own object knows a capture's random state and its work at the end.
-
-    Up to torch 2.11 all captures of a generator share a state.
-    """
-    return hasattr(torch._C._CUDAGraph, "capture_end_pre") or torch_version() >= (2, 12)
 
 
 def end_draws(generators: Iterable[torch.Generator]) -> None:

@@ -248,7 +248,8 @@ class PoolKeeper:
 
     def __del__(self) -> None:
         """Release the graph and the owner in an order that torch tolerates."""
-        graph = self.graph
+        # At once, as another thread may look for a keeper.
+        graph, self.graph = self.graph, None
         is_over = sys.is_finalizing() or _core.is_forked()
         if graph is not None and not is_over and is_quiet(self._ordinal):
             # The owner is then the last user, and gives the memory back at once.

@@ -97,7 +97,7 @@ pub(crate) fn captured_nodes(stream: &Stream) -> Result<Option<usize>> {
 pub(crate) fn with_borrowed_graph(device: &Device, with: impl FnOnce(&Template)) {
     let graph = device.driver().graph_create().unwrap();
     // SAFETY: the graph is destroyed only after `with`, and its execs die there.
-    let template = unsafe { Template::from_raw(device, graph) };
+    let template = unsafe { Template::from_raw(device, graph, None) };
     with(&template);
     drop(template);
     destroy_graph(device, graph);

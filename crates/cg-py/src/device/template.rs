@@ -41,10 +41,10 @@ impl Template {
 
 #[pymethods]
 impl Template {
-    /// Return a graph of somebody else, who keeps it alive.
+    /// Return a graph of somebody else, who is kept as long as the result.
     #[staticmethod]
-    fn from_raw(device: &Device, handle: u64) -> Self {
-        Self::new(raw::template(&device.core, handle))
+    fn from_raw(device: &Device, handle: u64, owner: Py<PyAny>) -> Self {
+        Self::new(raw::template(&device.core, handle, owner))
     }
 
     /// Return the raw graph.

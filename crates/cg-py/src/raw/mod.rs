@@ -26,6 +26,7 @@ use std::collections::HashMap;
 use std::ffi::c_void;
 use std::mem::transmute;
 use std::ptr::null_mut;
+use std::sync::Arc;
 
 use cg_core::{
     Address, Delivery, Destination, Device, Error, Feed, GraphHandle, Memory, Outputs, Padding,
@@ -78,12 +79,12 @@ pub(crate) fn stream(device: &Device, handle: u64) -> Result<Stream> {
     Ok(unsafe { Stream::from_foreign(device, StreamHandle(handle)) })
 }
 
-/// Return the graph of a `torch._C._CUDAGraph`, by its raw handle.
-pub(crate) fn template(device: &Device, handle: u64) -> Template {
-    // SAFETY: the handle comes from `raw_cuda_graph()` of the object that captured it; `CUDAGraph`
-    // drops the template before it lets that object go, or has given the object to the template to
-    // retain, and it holds the pool that the captured memory came from as long as the exec.
-    unsafe { Template::from_raw(device, GraphHandle(handle)) }
+/// Return the graph of a `torch._C._CUDAGraph`, by its raw handle. `owner` has that object.
+pub(crate) fn template(device: &Device, handle: u64, owner: Py<PyAny>) -> Template {
+    // SAFETY: the handle comes from `raw_cuda_graph()` of an object that `owner` keeps, and nobody resets that
+    // object while the pool's token exists, which `owner` keeps as well. The memory that the nodes name is in
+    // that pool, which `CUDAGraph` keeps as long as the exec.
+    unsafe { Template::from_raw(device, GraphHandle(handle), Some(Arc::new(owner))) }
 }
 
 /// Return the nodes of an open capture that no earlier look has returned.
