@@ -37,7 +37,14 @@ from cgraph._python.steps import (
     name_of_item,
     slots_of,
 )
-from cgraph._python.values import attributes_of, form_in_words, has_no_parts, is_array, is_plain
+from cgraph._python.values import (
+    ATOMS,
+    attributes_of,
+    form_in_words,
+    has_no_parts,
+    is_array,
+    is_plain,
+)
 
 __all__ = ["MOST_PLACES", "Place", "Places"]
 
@@ -210,7 +217,10 @@ class Places:
         kind = type(value)
         if isinstance(value, torch.Tensor):
             self._tensor(parent, step, name, value)
-        elif is_plain(value):
+        elif kind is dict or isinstance(value, torch.nn.Module):
+            # Most places: they are none of what follows.
+            self._holder(parent, step, name, value)
+        elif kind in ATOMS or is_plain(value):
             self._count(parent, step, ("plain", value), name, value)
         elif is_array(value):
             self.refused = self.refused or name
@@ -229,19 +239,24 @@ class Places:
         elif has_no_parts(value) or isinstance(value, _OF_OTHERS):
             if self._count(parent, step, ("is", value), name, value):
                 self._callable(value, name)
-        elif id(value) in self._seen or (parent >= 0 and id(value) in self._outside):
-            self._add(parent, step, ("is", value), name, value)
         else:
-            self._seen[id(value)] = value
-            if isinstance(value, torch.nn.Module):
-                if id(value) not in self._known:
-                    self._known[id(value)] = value
-                    self.modules.append(value)
-            elif not isinstance(value, _CONTAINERS) and not has_parts(value):
-                self._count(parent, step, ("is", value), name, value)
-                return
-            number = self._add(parent, step, self._check(kind, value), name, value)
-            self._waiting.append((number, value, name))
+            self._holder(parent, step, name, value)
+
+    def _holder(self, parent: int, step: tuple[Any, ...], name: str, value: Any) -> None:
+        """Add the place of a container or object; its parts come later, if it has some."""
+        if id(value) in self._seen or (parent >= 0 and id(value) in self._outside):
+            self._add(parent, step, ("is", value), name, value)
+            return
+        self._seen[id(value)] = value
+        if isinstance(value, torch.nn.Module):
+            if id(value) not in self._known:
+                self._known[id(value)] = value
+                self.modules.append(value)
+        elif not isinstance(value, _CONTAINERS) and not has_parts(value):
+            self._count(parent, step, ("is", value), name, value)
+            return
+        number = self._add(parent, step, self._check(type(value), value), name, value)
+        self._waiting.append((number, value, name))
 
     def _check(self, kind: type, value: Any) -> tuple[Any, ...]:
         """Return the check that a container or object has no other parts than its children."""
@@ -322,7 +337,8 @@ class Places:
         elif isinstance(value, list | tuple | deque):
             for place, one in enumerate(items_of(value)):
                 self._look(number, ("item", place), f"{name}[{place}]", one)
-        if not isinstance(value, set | frozenset):
+        # Python's own containers have no attributes, nor do their classes change.
+        if type(value) not in _BARE and not isinstance(value, set | frozenset):
             self._attributes(number, value, name)
             self._class(type(value))
 
@@ -464,6 +480,7 @@ class Places:
             self._look(root, ("attr", key), f"{name}.{key}", attributes[key])
 
 
+_BARE = (dict, list, tuple)
 # `Py_TPFLAGS_HEAPTYPE`: classes that can get other attributes.
 _CAN_CHANGE = 1 << 9
 

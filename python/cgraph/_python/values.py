@@ -16,6 +16,7 @@ import torch
 from cgraph import _torch
 
 __all__ = [
+    "ATOMS",
     "Form",
     "as_key",
     "attributes_of",
@@ -39,21 +40,23 @@ class Form(str):
     __repr__ = str.__str__
 
 
-_ATOMS = (
-    Form,
-    type(None),
-    bool,
-    int,
-    float,
-    complex,
-    str,
-    bytes,
-    torch.dtype,
-    torch.device,
-    torch.layout,
-    torch.memory_format,
-    type(Ellipsis),
-    range,
+ATOMS = frozenset(
+    {
+        Form,
+        type(None),
+        bool,
+        int,
+        float,
+        complex,
+        str,
+        bytes,
+        torch.dtype,
+        torch.device,
+        torch.layout,
+        torch.memory_format,
+        type(Ellipsis),
+        range,
+    }
 )
 # Compared by identity: their contents cannot be compared.
 _WHOLE = (
@@ -88,7 +91,7 @@ def is_plain(value: Any) -> bool:
     frozen sets of these.
     """
     kind = type(value)
-    if kind in _ATOMS or isinstance(value, enum.Enum):
+    if kind in ATOMS or isinstance(value, enum.Enum):
         return True
     if kind is slice:
         return is_plain((value.start, value.stop, value.step))
@@ -101,7 +104,7 @@ def is_plain(value: Any) -> bool:
 
 def is_atom(value: Any) -> bool:
     """Return whether a plain value is compared natively if it is an argument."""
-    return (type(value) in _ATOMS and type(value) is not complex) or isinstance(value, enum.Enum)
+    return (type(value) in ATOMS and type(value) is not complex) or isinstance(value, enum.Enum)
 
 
 def as_key(value: Any) -> Hashable:

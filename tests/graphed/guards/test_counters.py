@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -43,8 +42,7 @@ def test_a_number_that_only_the_first_call_sets_is_no_hindrance(lab: Lab) -> Non
     assert states(graphed) == ["captured"]
 
 
-@pytest.mark.parametrize("options", [{}, {}])
-def test_what_the_first_call_takes_away_is_there_for_it(lab: Lab, options: dict[str, Any]) -> None:
+def test_what_the_first_call_takes_away_is_there_for_it(lab: Lab) -> None:
     known, space = {"scale": 5}, SimpleNamespace(scale=3)
 
     def step(x: Tensor) -> Tensor:
@@ -52,7 +50,7 @@ def test_what_the_first_call_takes_away_is_there_for_it(lab: Lab, options: dict[
         vars(space).pop("scale", None)
         return x * known.pop("scale", 1) * scale
 
-    graphed = cgraph.graphed(step, **options)
+    graphed = cgraph.graphed(step)
     for scale in (15, 1, 1, 1):
         x = fresh(lab, 3)
         assert near(graphed(x), x * scale)
