@@ -367,32 +367,6 @@ def test_the_path_of_newer_torch_draws_like_eager(monkeypatch: pytest.MonkeyPatc
     assert torch.equal(w, x * 2 + 1)
 
 
-def test_generators_of_one_state_draw_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    default = torch.cuda.default_generators[torch.cuda.current_device()]
-    graph = cgraph.CUDAGraph()
-    for _ in range(2):
-        graph.register_generator_state(default)
-    with cgraph.graph(graph):
-        y = torch.rand(64, device="cuda")
-    torch.manual_seed(9)
-    found = []
-    for _ in range(3):
-        graph.replay()
-        found.append(y.clone())
-    torch.manual_seed(9)
-    assert all(torch.equal(one, torch.rand(64, device="cuda")) for one in found)
-
-
-def test_a_graph_that_is_reset_while_it_is_instantiated_is_not_freed_under_it() -> None:
-    x, graph = fresh(lab, 64), cgraph.CUDAGraph(keep_graph=True)
-    with cgraph.graph(graph):
-        for _ in range(300):
-            x.add_(1)
-    template = graph._template
-    graph.reset()
-    assert template.node_count() == 300
-
-
 def test_without_dlpack_the_raw_stream_getter_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     getter = torch._C._cuda_getCurrentRawStream
     source = getter, _torch.is_own_stream
