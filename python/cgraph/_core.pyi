@@ -348,6 +348,9 @@ class TensorReader:
         does so after a tensor that they could not read. Objects that have the ``fields`` are
         compared without them.
         """
+    @staticmethod
+    def places() -> dict[str, int]:
+        """Return where it reads fields of tensors and of their storages, in bytes."""
     @property
     def uses_stable_functions(self) -> bool:
         """True if torch's stable functions read the tensors that they can."""

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import torch
 
+from cgraph import _core
 from cgraph._torch.private_names import of_torch, torch_version
 
 __all__ = ["tensor_fields"]
@@ -16,38 +17,24 @@ __all__ = ["tensor_fields"]
 # The headers of the first of these versions, and of the last one, 2.11, were read.
 _FIRST, _BEYOND = (2, 8), (2, 12)
 
-# Where the native half reads them, in bytes: ``raw/fields.rs`` has the same numbers. The last two
-# lie in the storage. Extents of up to five dimensions lie in the tensor itself.
-_PLACES = {
-    "storage": 16,
-    "autograd": 24,
-    "extra": 32,
-    "dim": 64,
-    "sizes": 72,
-    "strides": 112,
-    "offset": 152,
-    "kind": 168,
-    "keys": 176,
-    "data": 16,
-    "flags": 56,
-}
-
 
 @functools.cache
 def tensor_fields() -> dict[str, int]:
     """Return the offsets in bytes of fields of ``c10::TensorImpl`` and of its storage.
 
-    The result also has ``vtable``, and ``guard``, a mask for the flag of storages whose memory
-    torch must be asked for. All are compared with torch's answers for several tensors. The result
-    is empty for other versions of torch, or if a field is elsewhere: then torch's own functions are
-    called, which takes longer. Call it outside of all modes.
+    They are those where the native half reads. The result also has ``vtable``, and ``guard``, a
+    mask for the flag of storages whose memory torch must be asked for. All are compared with
+    torch's answers for several tensors. The result is empty for other versions of torch, or if a
+    field is elsewhere: then torch's own functions are called, which takes longer. Call it outside
+    of all modes.
     """
     is_known = _FIRST <= torch_version() < _BEYOND and hasattr(torch, "_lazy_clone")
     if not (is_known and all(map(of_torch.has, ("_dispatch_keys", "_is_cow_tensor")))):
         return {}
     with torch.no_grad():
         samples = list(_samples())
-        fields = {**_PLACES, "vtable": _words(samples[0]._cdata, 1)[0], "guard": _GUARD}
+        [vtable] = _words(samples[0]._cdata, 1)
+        fields = {**_core.TensorReader.places(), "vtable": vtable, "guard": _GUARD}
         agree = all(_agree(fields, sample) for sample in samples)
     return fields if agree else {}
 

@@ -36,7 +36,7 @@ const KEYS: usize = KIND + WORD;
 const DATA: usize = 16;
 const FLAGS: usize = 56;
 
-const PLACES: [(&str, usize); 11] = [
+pub(crate) const PLACES: [(&str, usize); 11] = [
     ("storage", STORAGE),
     ("autograd", AUTOGRAD),
     ("extra", EXTRA),

@@ -44,7 +44,7 @@ pub(crate) use dict_watchers::{Change, DictWatchers};
 pub(crate) use dlpack::{CurrentWorkStream, DlpackReader};
 pub(crate) use fast_reader::{Comparison, FastReader, TensorPlace};
 pub(crate) use field_reader::{FieldReader, KnownClass};
-pub(crate) use fields::LayoutWords;
+pub(crate) use fields::{LayoutWords, PLACES};
 pub(crate) use function_watcher::{FunctionReader, function_changes, watch_functions};
 pub(crate) use lasting_streams::{is_lasting, note_lasting};
 pub(crate) use lent_memory::{Elements, lend};

@@ -5,7 +5,7 @@ mod fast_signature;
 mod same_places;
 mod signature;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::intern;
@@ -30,6 +30,12 @@ pub(crate) struct TensorReader {
 
 #[pymethods]
 impl TensorReader {
+    /// Return where it reads fields of tensors and of their storages, in bytes.
+    #[staticmethod]
+    fn places() -> BTreeMap<&'static str, usize> {
+        BTreeMap::from(raw::PLACES)
+    }
+
     /// `tensor_type` is `torch.Tensor`, `exchange_api` its `__dlpack_c_exchange_api__` or `None`,
     /// `functions` the addresses of torch's stable functions, by their names. These read what is of
     /// just the classes of the samples. `fields` are where what is read without them was found.
