@@ -121,8 +121,11 @@ def is_any_busy() -> bool:
 def leave_busy() -> None:
     """Count a thread that has finished running a function for a capture."""
 
-def set_driver(number: int) -> None:
-    """Set the driver in force, by a number that no other driver has; initially it is 0."""
+def set_driver(number: int, sim: Sim | None = None) -> None:
+    """Set the driver in force, by a number that no other driver has; initially it is 0.
+
+    ``sim`` is its simulator, if it is one.
+    """
 
 def end_broken(stream: Stream) -> None:
     """End a capture that others began, if the stream captures, and drop its work."""
@@ -605,7 +608,18 @@ class Checkpoint:
 class Sim:
     """A simulated device and its driver."""
 
-    def __new__(cls, *, seed: int = 0, memory: int = ..., driver_version: int = 13000) -> Self: ...
+    current_stream: Stream | None
+    """The current stream of this thread; None for the default one."""
+
+    def __new__(
+        cls,
+        *,
+        seed: int = 0,
+        memory: int = ...,
+        driver_version: int = 13000,
+        asynchronous: bool = False,
+    ) -> Self:
+        """Make a device; see :class:`cgraph.sim.Simulator`."""
     def launch(self, stream: Stream, name: str, kernel: Callable[[], object]) -> None:
         """Enqueue a callable as a kernel, or record it where the stream captures."""
     def add_conditional(self, template: Template, bodies: list[Template]) -> None:
@@ -654,7 +668,7 @@ class Tree:
         cls,
         reader: TensorReader,
         steps: StepSource,
-        last_stream: LastStream | None,
+        last_stream: LastStream,
         set_error: Callable[..., Any],
         exchanges: bool,
         is_capturing: Callable[[], bool],
@@ -734,7 +748,7 @@ class TreeNode:
 
     def __new__(
         cls,
-        replay: Any,
+        graph: Graph,
         copied: Sequence[int],
         spans: Sequence[tuple[int, int]],
         stand_ins: Sequence[tuple[int, Callable[[], Any]]],
@@ -744,7 +758,7 @@ class TreeNode:
         keeps_held: bool,
         reader: TensorReader,
         count_uses: Callable[[int], int] | None,
-        fresh: Fresh | Callable[[tuple[Any, ...]], list[Any]] | None,
+        fresh: Fresh | None,
         may_be_fresh: bool,
     ) -> Self: ...
     def hold(
@@ -888,7 +902,7 @@ class Entry:
         modes: tuple[bool, bool, object],
         work: object,
         outputs: tuple[list[Any], object, Callable[[], object] | None] | None,
-        last_stream: LastStream | None,
+        last_stream: LastStream,
         lock: FunctionLock | None,
         lent: LentResults | None = None,
         guards: Guards | None = None,
@@ -975,10 +989,17 @@ class LastStream:
     def __new__(
         cls,
         device: Device,
-        current: tuple[object, Callable[[int], bool]],
+        current: object,
         ordinal: int,
         switch: Callable[[int | None, int], object],
-    ) -> Self: ...
+    ) -> Self:
+        """Create it for a device and its number.
+
+        ``current`` finds the current stream: a simulator, or a tuple of a ``dlpack_exchange_api``
+        capsule or a callable that takes the number and returns the raw handle, and a callable that
+        takes the number and tells whether that stream is torch's own. ``switch`` takes the last
+        stream, None where it may be gone, and the one that is to wait for it.
+        """
     def follow(self) -> None:
         """Make the current stream the last one; it waits for the one before."""
 

@@ -56,18 +56,14 @@ class Captured:
     Attributes:
         template: The captured graph; None once the graph has taken it over.
         pools: Tokens of the pools that the captured memory came from.
-        current: Finds the current stream for a replay; see ``_core.Graph._adopt``.
-        ordinal: The device's number, where ``current`` needs one.
+        current: Finds the current stream for a replay; see ``_core.LastStream``.
+        ordinal: The device's number.
         check: Raises if memory that the graph reads is gone.
         random_step: Advances the random state of a replay.
         inputs: Nodes that copy to the static inputs and store the state of ``generators``.
         generators: The generators that a replay draws from, and how far it moves their offsets.
-        feed: Copies tensors to the static inputs before a replay, where ``inputs`` does not.
         results: The memory that replays copy to new tensors; None if there is none.
         outputs: Nodes that copy ``results``.
-        deliver: Copies ``results`` after a replay, where ``outputs`` does not: to these addresses,
-            with these numbers of bytes, which belong to these tensors.
-        sim: The simulator that a replay drives.
         retained: An object kept alive until no replay is in flight.
         outlives: True if the template's graph is somebody else's, who stays: it is to be emptied.
         labels: The origin of the template's nodes, by raw node.
@@ -77,16 +73,13 @@ class Captured:
     template: _core.Template | None
     pools: list[Handle]
     current: object
-    ordinal: int | None = None
+    ordinal: int = 0
     check: Callable[[], None] | None = None
     random_step: Callable[[], None] | None = None
     inputs: _core.Inputs | None = None
     generators: Sequence[tuple[Any, int]] = ()
-    feed: Callable[[tuple[Any, ...]], None] | None = None
     results: Results | None = None
     outputs: _core.Outputs | None = None
-    deliver: Callable[[Sequence[tuple[int, int]], Sequence[Any]], None] | None = None
-    sim: _core.Sim | None = None
     retained: object = None
     outlives: bool = False
     labels: dict[int, Label] = field(default_factory=dict)
@@ -209,6 +202,12 @@ class Driver(Protocol):
     def current_stream(self) -> Any:
         """Return the current stream."""
 
+    def stream_source(self) -> tuple[_core.Device, object, int]:
+        """Return the current device, what finds its current stream, and its number.
+
+        See ``_core.LastStream``.
+        """
+
     def synchronize(self) -> None:
         """Wait for all work of the device."""
 
@@ -242,6 +241,7 @@ def current() -> Driver:
         with _making:
             if name not in _made:
                 _made[name] = _makers[name]()
+                _tell_core()
     return _made[name]
 
 
@@ -273,7 +273,7 @@ def put_in_force(driver: Driver) -> None:
     """Make a driver the one of the process, until :func:`take_out_of_force`."""
     with _making:
         _overrides.append(driver)
-        _core.set_driver(number())
+        _tell_core()
 
 
 def take_out_of_force(driver: Driver) -> None:
@@ -281,7 +281,7 @@ def take_out_of_force(driver: Driver) -> None:
     with _making:
         place = max(place for place, one in enumerate(_overrides) if one is driver)
         del _overrides[place]
-        _core.set_driver(number())
+        _tell_core()
 
 
 def number() -> int:
@@ -301,3 +301,10 @@ def require_mode(mode: object) -> None:
             "Unknown capture error mode. Expected `global`, `thread_local`, or `relaxed`, got"
             f" {mode!r}"
         )
+
+
+def _tell_core() -> None:
+    """Let native calls know of the driver in force, and of the simulator if it is one."""
+    name = os.environ.get("CGRAPH_DRIVER", "cuda")
+    driver = _overrides[-1] if _overrides else _made.get(name)
+    _core.set_driver(number(), getattr(driver, "core", None))

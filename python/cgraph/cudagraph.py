@@ -29,7 +29,6 @@ from cgraph.ledger import GraphMemory, all_graphs, of_graph
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from cgraph._captures.fresh_results import FreshFeed
 
 __all__ = ["CUDAGraph", "end_all"]
 
@@ -73,7 +72,7 @@ class CUDAGraph(_core.Graph):
     _options: CaptureOptions = CaptureOptions()
     """Options of the next capture that ``capture_begin()`` does not take."""
     _statics: Sequence[Any] = ()
-    """The tensors that replays copy to; see ``_feeder()``."""
+    """The tensors that replays copy to; see ``_replay_with()``."""
 
     def __new__(cls, keep_graph: bool = False, *args: Any, **kwargs: Any) -> Self:
         """Create an empty graph; subclasses may take further arguments."""
@@ -386,31 +385,11 @@ class CUDAGraph(_core.Graph):
         # collector takes the cycle apart, and outlast its replays in flight.
         CUDAGraph.reset(self)
 
-    def _feeder(self) -> Callable[[tuple[Any, ...]], None]:
-        """Return a function that replays the graph with tensors in place of its static inputs."""
-        assert self._captured is not None
-        feed = self._captured.feed
-        if feed is None:
-            return self._replay_with
-
-        def replay(tensors: tuple[Any, ...]) -> None:
-            feed(tensors)
-            self.replay()
-
-        return replay
-
-    def _fresh_feeder(self) -> FreshFeed:
-        """Return a function like :meth:`_feeder`'s that also copies results to new memory."""
-        from cgraph._captures.fresh_results import fresh_feed
-
-        assert self._captured is not None
-        return fresh_feed(self, self._captured, self._captured)
-
     def _replay_fresh(self, tensors: tuple[Any, ...] = ()) -> list[Any]:
         """Replay with tensors in place of static inputs; return new tensors like the results."""
-        from cgraph._captures.fresh_results import fresh_replay
+        from cgraph._captures.fresh_results import fresh_of
 
-        return fresh_replay(self, self._captured, self._captured)(tensors)
+        return self._replay_made(fresh_of(self._captured), tensors)
 
     def _require_recording(self) -> Recording:
         if self._recording is None:

@@ -246,7 +246,7 @@ class _Rung(_core.Rung):
         is_one = len(graph.segments) == 1 and not graph.breaks
         replayed = graph.segments[0] if is_one else graph
         made = None if fresh is None else fresh.alone(result)
-        is_native = sample.is_flat and graph._feeds_natively and not (checks or is_shared)
+        is_native = sample.is_flat and not (checks or is_shared)
         self = super().__new__(
             cls,
             replayed if fresh is None or made is not None else None,
@@ -413,14 +413,14 @@ class _FreshResults:
         last = graph.segments[-1]._captured
         assert last is not None
         results = last.results
-        self._made = None if results is None or last.deliver is not None else results.fresh
+        self._made = None if results is None else results.fresh
         plain = _replay_of(graph)
 
         def replay(tensors: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
             plain(tensors)
             return []
 
-        self._replay = replay if results is None else graph._fresh_replay()
+        self._replay = replay if results is None else graph._replay_fresh
         self._places = places
         memories = {_torch.storage_id(one) for one in _torch.memories_of(statics)}
         # Views of arguments lie in the copies, which the next call writes.
@@ -467,7 +467,7 @@ class _FreshResults:
 
 def _replay_of(graph: SegmentedGraph) -> Callable[[tuple[Any, ...]], None]:
     """Return a function that replays with tensors in place of static inputs, or with none."""
-    feed = graph._feeder()
+    feed = graph._replay_with
     return lambda tensors: feed(tensors) if tensors else graph.replay()
 
 

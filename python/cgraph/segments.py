@@ -18,7 +18,7 @@ from cgraph._breaks.outer_flows import OuterFlow
 from cgraph._breaks.sessions import Break, Session
 from cgraph._captures.capture_scopes import prepare
 from cgraph._captures.collector import collections_held_off
-from cgraph._captures.fresh_results import FreshFeed, FreshReplay, fresh_feed, fresh_replay
+from cgraph._captures.fresh_results import fresh_of
 from cgraph._captures.turns import Turn
 from cgraph._driver import Handle, Pool
 from cgraph._operators.snapshots import RandomSnapshot
@@ -126,7 +126,7 @@ class SegmentedGraph(_core.Segments):
         statics: Sequence[torch.Tensor],
         runs: bool = True,
     ) -> tuple[SegmentedGraph, R]:
-        """Capture as :meth:`capture`, with results for :meth:`_fresh_feeder`.
+        """Capture as :meth:`capture`, with results for :meth:`_replay_fresh`.
 
         Where gradients are disabled, none get back through breaks. Unless it ``runs``, there may be
         no breaks, and the first replay computes the result.
@@ -311,44 +311,12 @@ class SegmentedGraph(_core.Segments):
             ArgumentError: There are more or fewer, or one is of another shape.
             StateError: Nothing was captured, or it was reset.
         """
-        self._feeder()(tensors)
-
-    @property
-    def _feeds_natively(self) -> bool:
-        """True if nodes of the first segment copy to its static inputs."""
-        captured = self._require("a replay with tensors")[0]._captured
-        return captured is not None and captured.feed is None
-
-    def _feeder(self) -> Callable[[tuple[Any, ...]], None]:
-        """Return a function that replays with tensors in place of the static inputs."""
-        captured = self._require("a replay with tensors")[0]._captured
-        assert captured is not None
-        feed = captured.feed
-        if feed is None:
-            return self._replay_with
-
-        def replay(tensors: tuple[Any, ...]) -> None:
-            feed(tensors)
-            self.replay()
-
-        return replay
-
-    def _fresh_feeder(self) -> FreshFeed:
-        """Return a feeder like a :class:`cgraph.CUDAGraph`'s, with the last segment's results."""
-        segments = self._require("a replay with new results")
-        first, last = segments[0]._captured, segments[-1]._captured
-        assert first is not None
-        assert last is not None
-        return fresh_feed(self, first, last)
-
-    def _fresh_replay(self) -> FreshReplay:
-        """Return a function that replays with tensors, and returns new ones like the results."""
-        segments = self._require("a replay with new results")
-        return fresh_replay(self, segments[0]._captured, segments[-1]._captured)
+        self._replay_with(tensors)
 
     def _replay_fresh(self, tensors: tuple[torch.Tensor, ...] = ()) -> list[torch.Tensor]:
         """Replay with tensors in place of static inputs; return new tensors like the results."""
-        return self._fresh_replay()(tensors)
+        last = self._require("a replay with new results")[-1]
+        return self._replay_made(fresh_of(last._captured), tensors)
 
     def _require(self, what: str) -> tuple[CUDAGraph, ...]:
         if not self.segments:

@@ -20,7 +20,6 @@ tensor([2., 3.]) 1
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
@@ -47,9 +46,9 @@ class Simulator:
         seed: Seed of the order in which ready operations run.
         memory: Bytes of device memory.
         driver_version: As CUDA numbers it.
-        asynchronous: Leave replays in flight until :meth:`synchronize`, as on a GPU. Otherwise a
-            replay is driven to its end before it returns, since torch's CPU operators cannot wait
-            for a simulated stream.
+        asynchronous: Leave plain replays in flight until :meth:`synchronize`, as on a GPU. Any
+            other replay is driven to its end before it returns, since torch's CPU operators cannot
+            wait for a simulated stream.
     """
 
     device_type = "cpu"
@@ -63,11 +62,11 @@ class Simulator:
         driver_version: int = 13_000,
         asynchronous: bool = False,
     ) -> None:
-        self.core = _core.Sim(seed=seed, memory=memory, driver_version=driver_version)
+        self.core = _core.Sim(
+            seed=seed, memory=memory, driver_version=driver_version, asynchronous=asynchronous
+        )
         self.device = _core.Device.sim(self.core)
-        self.asynchronous = asynchronous
         self.default_stream = _core.Stream(self.device, handle=0)
-        self._current = threading.local()
         from cgraph._captures.sim_pools import Pools
 
         self.pools = Pools(self.device)
@@ -236,17 +235,11 @@ class Simulator:
 
     def current_stream(self) -> _core.Stream:
         """Return the current stream of this thread."""
-        stream: _core.Stream = getattr(self._current, "stream", self.default_stream)
-        return stream
+        return self.core.current_stream or self.default_stream
 
-    def stream_of_replay(self) -> _core.Stream:
-        """Return the current stream for a replay; refuses one where another driver is in force."""
-        if _driver.current() is not self:
-            raise ForeignError(
-                f"a replay of a graph of {self.device.name}, which is not in force: replay it"
-                " inside `with cgraph.sim.use(simulator):`"
-            )
-        return self.current_stream()
+    def stream_source(self) -> tuple[_core.Device, object, int]:
+        """Return the device, what finds its current stream, and its number."""
+        return self.device, self.core, 0
 
     def synchronize(self) -> None:
         """Run everything that is in flight; raises the exception of a failed operator."""
@@ -259,12 +252,12 @@ class Simulator:
 
     @contextmanager
     def _made_current(self, stream: _core.Stream) -> Iterator[_core.Stream]:
-        before = self.current_stream()
-        self._current.stream = stream
+        before = self.core.current_stream
+        self.core.current_stream = stream
         try:
             yield stream
         finally:
-            self._current.stream = before
+            self.core.current_stream = before
 
 
 def _forget_default_stream(simulator: Simulator) -> None:

@@ -7,7 +7,8 @@ import gc
 import pytest
 
 import cgraph
-from cgraph import _core
+from cgraph import _core, _driver
+from cgraph._captures.last_stream import last_stream
 from cgraph.errors import CgraphError, DriverError
 
 
@@ -35,7 +36,7 @@ def test_a_dictionary_that_a_comparison_changes_raises_nothing() -> None:
         modes=(True, False, None),
         work=lambda *args: args,
         outputs=None,
-        last_stream=None,
+        last_stream=last_stream(_driver.current()),
         lock=None,
     )
     dispatcher = cgraph.graphed(lambda x: x)

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import cgraph
 from cgraph import _core, _driver
 from cgraph.errors import CaptureError, DriverError, LivenessError
+from fresh_results import capture
 from lab import Lab, SimLab, captured, fresh
 
 
@@ -171,6 +172,29 @@ def test_an_asynchronous_simulator_leaves_replays_in_flight() -> None:
         graph.replay()
         del graph
         gc.collect()
+        simulator.synchronize()
+
+
+def test_an_asynchronous_simulator_finishes_a_replay_that_moves_tensors() -> None:
+    with cgraph.sim.use(asynchronous=True) as simulator:
+        graph, _ = capture(lambda x: [x.cumsum(0)], torch.randn(4, 3))
+        for _ in range(3):
+            x = torch.randn(4, 3)
+            assert torch.equal(graph._replay_fresh((x,))[0], x.cumsum(0))
+        assert not simulator.step()
+        graph.replay()
+        assert simulator.step()
+        simulator.synchronize()
+
+
+def test_what_torch_copies_to_a_static_input_comes_behind_replays_in_flight() -> None:
+    with cgraph.sim.use(asynchronous=True) as simulator:
+        static, total = torch.randn(2, 3), torch.zeros(2, 3)
+        graph, _ = capture(lambda x: [total.add_(x)], static)
+        before, x = static.clone(), torch.randn(3, 2)
+        graph.replay()
+        graph._replay_with((x.t(),))  # of other strides
+        assert torch.equal(total, before + x.t())
         simulator.synchronize()
 
 

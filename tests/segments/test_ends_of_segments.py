@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -165,7 +166,7 @@ def test_after_reset_a_replay_is_refused_and_what_the_breaks_kept_is_gone(lab: L
     gc.collect()
     assert gone() is None
     assert (graph.segments, graph.breaks) == ((), ())
-    for refused in (graph.replay, graph.pool, graph.memory, graph._feeder):
+    for refused in (graph.replay, graph.pool, graph.memory, partial(graph._replay_with, ())):
         with pytest.raises(StateError, match="reset"):
             refused()
     graph.reset()

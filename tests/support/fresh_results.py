@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 import cgraph
-from cgraph import _core, _torch
+from cgraph import _core, _driver, _torch
 from cgraph._captures.capture_options import CaptureOptions
 from cgraph._captures.fresh_results import Results
+from cgraph._captures.last_stream import last_stream
 
 __all__ = ["capture", "entry", "results_of"]
 
@@ -42,14 +43,13 @@ def entry(
 ) -> _core.Entry:
     """Return an entry that returns these leaves."""
     signatures = [_torch.signature(one) for one in statics]
-    work = graph if statics[0].is_cuda else graph._fresh_feeder()
     return _core.Entry(
         [("tensor", signature, False, None, torch.Tensor) for signature in signatures],
         [],
         is_in_order=False,
         modes=(True, False, None),
-        work=work,
+        work=graph,
         outputs=(leaves, build, None),
-        last_stream=None,
+        last_stream=last_stream(_driver.current()),
         lock=None,
     )

@@ -33,7 +33,7 @@ pub use code::{Call, Code};
 pub use data::{EdgeData, NodeData, TemplateData};
 pub use device::{CaptureMark, Device, MemoryInfo};
 pub use driver::handle::{Address, GraphHandle, NodeHandle, StreamHandle};
-pub use driver::sim::{KernelCall, Live, Sim, SimBuilder, SimMemory};
+pub use driver::sim::{HostMemory, KernelCall, Live, Sim, SimBuilder, SimMemory};
 pub use driver::spec::{Condition, Dim3, EdgeKind, NodeDetail, NodeIds};
 pub use driver::{CaptureMode, InstantiateFlags, begin_exit, begin_forked, is_forked};
 pub use error::{Error, Result};

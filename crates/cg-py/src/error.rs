@@ -52,6 +52,11 @@ pub(crate) fn state(text: impl Into<String>) -> PyErr {
     class::StateError::new_err(text.into())
 }
 
+/// Make the error of an object of another device or driver.
+pub(crate) fn foreign(text: String) -> PyErr {
+    class::ForeignError::new_err(text)
+}
+
 /// Make the error of an argument that is not acceptable.
 pub(crate) fn argument(argument: &str, given: &str, expected: &str) -> PyErr {
     class::ArgumentError::new_err(format!("{argument} is {given}, expected {expected}"))

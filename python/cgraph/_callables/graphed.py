@@ -51,14 +51,14 @@ class Graphed:
         self._captured = captured
         self._order = captured.order
         self._sample = captured.sample
-        self._replay = captured.forward._feeder()
+        self._replay = captured.forward._replay_with
         self._has_run = False
         self._outputs = captured.outputs
         self._spec = captured.spec
         self._is_single = len(captured.outputs) == 1 and captured.spec.is_leaf()
         self._clone = clone_outputs
         self._clone_gradients = clone_gradients
-        self._backward = None if captured.backward is None else captured.backward._feeder()
+        self._backward = None if captured.backward is None else captured.backward._replay_with
         self._grad_outputs = captured.grad_outputs
         self._grad_inputs = captured.grad_inputs
         self._count = len(captured.sample.tensors)

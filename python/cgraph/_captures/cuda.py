@@ -61,6 +61,11 @@ class Cuda:
             own.end()
             raise
 
+    def stream_source(self) -> tuple[_core.Device, object, int]:
+        """Return the current device, what finds its current stream, and its number."""
+        ordinal = torch.cuda.current_device()
+        return _core.Device.cuda(ordinal), _torch.current_stream_source(), ordinal
+
     def is_capturing(self) -> bool:
         """Return whether torch's current stream captures."""
         return _torch.is_capturing()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -14,17 +13,7 @@ from cgraph.errors import ArgumentError, StateError
 if TYPE_CHECKING:
     from cgraph._driver import Captured
 
-__all__ = ["FreshFeed", "FreshReplay", "Results", "can_be_fresh", "fresh_feed", "fresh_replay"]
-
-FreshFeed = Callable[[tuple[Any, ...], Sequence[tuple[int, int]], Sequence[Any]], None]
-"""A function that replays with tensors as static inputs, and copies results to new memory.
-
-It takes the tensors, address and bytes of the destination of each piece of memory, and the new
-tensors that own it; see ``_core.Fresh.make``.
-"""
-
-FreshReplay = Callable[[tuple[Any, ...]], list[torch.Tensor]]
-"""A function that replays with tensors as static inputs, and returns new tensors."""
+__all__ = ["Results", "can_be_fresh", "fresh_of"]
 
 
 class Results:
@@ -74,66 +63,15 @@ class Results:
         )
 
 
-class _Replayed(Protocol):
-    """A graph, or several in a row."""
-
-    def replay(self) -> None: ...
-
-    def _replay_into(
-        self, tensors: tuple[Any, ...] | None, to: Sequence[tuple[int, int]]
-    ) -> None: ...
-
-    def _replay_made(self, fresh: _core.Fresh, tensors: tuple[Any, ...]) -> list[Any]: ...
-
-
-def fresh_feed(graph: _Replayed, first: Captured, last: Captured) -> FreshFeed:
-    """Return a function that replays a graph and copies its results.
-
-    Args:
-        graph: The graph.
-        first: Its capture; for several in a row, the capture of the first one.
-        last: The capture of the last one, which has the results.
-    """
-    feed, deliver = first.feed, last.deliver
-
-    def replay(
-        tensors: tuple[Any, ...], to: Sequence[tuple[int, int]], owners: Sequence[Any]
-    ) -> None:
-        if deliver is None:
-            graph._replay_into(tensors or None, to)
-            return
-        if feed is not None and tensors:
-            feed(tensors)
-        graph.replay()
-        deliver(to, owners)
-
-    return replay
-
-
-def fresh_replay(graph: _Replayed, first: Captured | None, last: Captured | None) -> FreshReplay:
-    """Return a function that replays a graph and returns new tensors like its results.
-
-    Args:
-        graph: The graph.
-        first: As for :func:`fresh_feed`; None if nothing was captured.
-        last: As for :func:`fresh_feed`.
+def fresh_of(captured: Captured | None) -> _core.Fresh:
+    """Return what makes new tensors like the results of a capture.
 
     Raises:
         StateError: The capture was given no results.
     """
-    if first is None or last is None or last.results is None:
+    if captured is None or captured.results is None:
         raise StateError("a replay with new results of a graph that was captured without results")
-    fresh = last.results.fresh
-    if last.deliver is None:
-        return functools.partial(graph._replay_made, fresh)
-    feed = fresh_feed(graph, first, last)
-
-    def replay(tensors: tuple[Any, ...]) -> list[torch.Tensor]:
-        made, to = fresh.make()
-        feed(tensors, to, made)
-        return made
-
-    return replay
+    return captured.results.fresh
 
 
 def can_be_fresh(tensor: torch.Tensor) -> bool:

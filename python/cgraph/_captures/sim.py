@@ -19,7 +19,6 @@ from cgraph._captures.capture_options import CaptureOptions
 from cgraph._captures.footprint import Meter, is_recording
 from cgraph._captures.fresh_results import Results
 from cgraph._captures.liveness import OutsideTensor
-from cgraph._captures.sim_copies import Deliver, Feed
 from cgraph._captures.sim_pools import SimHandle, SimMemPool
 from cgraph._captures.turns import Turn
 from cgraph._driver import Captured, Handle
@@ -74,7 +73,7 @@ class Recording:
         options: CaptureOptions,
     ) -> None:
         self._turn = own
-        self._feed = Feed(simulator, options.statics) if options.statics else None
+        self._statics = list(options.statics)
         self._simulator = simulator
         self._capture = capture
         self._stream = simulator.current_stream()
@@ -141,18 +140,20 @@ class Recording:
             is_own = other is self._handle.mem_pool
             if not is_own and any(map(other.covers, self.recorder.read)):
                 template.require_pool(other._core)
-        results = None
+        inputs = results = outputs = None
+        if self._statics:
+            inputs = _core.Inputs(template, _torch.tensor_reader(), self._statics)
         if self.results:
             results, self.results = Results(self.results), ()
+            outputs = _core.Outputs(template, results.storages)
         return Captured(
             template,
             pools=[self._handle],
-            current=self._simulator.stream_of_replay,
+            current=self._simulator.core,
             check=self.recorder.check() if self._checks_liveness else None,
-            sim=None if self._simulator.asynchronous else self._simulator.core,
-            feed=self._feed,
+            inputs=inputs,
             results=results,
-            deliver=None if results is None else Deliver(self._simulator, results),
+            outputs=outputs,
             retained=self._handle,
             labels={} if self._labels is None else self._labels.found,
             footprint=footprint,

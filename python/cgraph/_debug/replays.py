@@ -113,7 +113,7 @@ class Debugged:
         self._steps = steps
         self._written = written
         self._may_poison = may_poison
-        self._feed = recorded.feed()
+        self._feed = recorded.graph._replay_with
         self._driver = _driver.current()
         self._checks = "compare" in words or "poison" in words
         self._wrong = wrong_value if "compare" in words else wrong_nan

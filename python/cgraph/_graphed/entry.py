@@ -69,7 +69,7 @@ def entry_of_graph(
     work: Any = recorded.graph
     if recorded.debugged is not None:
         work = recorded.debugged
-    elif recorded.leaves_more or use.last_stream is None:
+    elif recorded.leaves_more:
         work = Fed(recorded)
     signatures = [_torch.signature(static) for static in recorded.statics]
     count = len(signatures) - len(call.placed)

@@ -325,9 +325,8 @@ def capturing(
         with suppress(RuntimeError):  # segments may be under way
             if before != stream:
                 before.wait_stream(stream)
-            if use.last_stream is not None:
-                # Replays on other streams come after those of the capture.
-                use.last_stream.follow()
+            # Replays on other streams come after those of the capture.
+            use.last_stream.follow()
 
 
 def graph_of(session: Session, results: Sequence[torch.Tensor]) -> CUDAGraph | SegmentedGraph:

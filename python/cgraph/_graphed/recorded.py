@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -86,12 +85,6 @@ class Recorded:
         spec = self.spec
         return spec.type is tuple and spec.num_nodes - 1 == spec.num_leaves == spec.num_children
 
-    def feed(self) -> Callable[[tuple[Any, ...]], None]:
-        """Return a callable that replays with tensors for the static ones."""
-        if self.statics:
-            return self.graph._feeder()
-        return lambda _: self.graph.replay()
-
     @property
     def pool(self) -> Handle:
         """The pool of its memory."""
@@ -109,23 +102,9 @@ class Recorded:
 
     @property
     def inputs(self) -> _core.Inputs | None:
-        """The root nodes that copy to the static tensors; None on the simulator and with breaks."""
+        """The root nodes that copy to the static tensors; None with breaks."""
         captured = self.graph._captured if isinstance(self.graph, CUDAGraph) else None
         return None if captured is None else captured.inputs
-
-    def replay_into(self, to: Sequence[tuple[int, int]], owners: Sequence[torch.Tensor]) -> None:
-        """Replay with the present contents of the static tensors; copy results to new memory.
-
-        Args:
-            to: Address and bytes of the destination of each piece of memory.
-            owners: The tensors that own the destinations.
-        """
-        deliver = self._last.deliver
-        if deliver is None:
-            self.graph._replay_into(None, to)
-            return
-        self.graph.replay()
-        deliver(to, owners)
 
     @property
     def _last(self) -> Captured:

@@ -26,7 +26,7 @@ class PoolUse:
     Attributes:
         stream: The stream of captures: torch's allocator gives a free block only to the stream that
             it was allocated on.
-        last_stream: The stream of the last replay; None on the simulator.
+        last_stream: The stream of the last replay.
         lent: The static results that callers may have.
         users: The captures of these functions.
     """

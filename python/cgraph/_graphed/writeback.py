@@ -24,27 +24,22 @@ class Fed:
 
     def __init__(self, recorded: Recorded) -> None:
         self._recorded = recorded
-        self._feed = recorded.feed()
-        self._fresh = None if recorded.copies is None else recorded.graph._fresh_feeder()
 
     def __call__(
-        self,
-        tensors: tuple[torch.Tensor, ...],
-        to: Sequence[tuple[int, int]] = (),
-        owners: Sequence[torch.Tensor] = (),
+        self, tensors: tuple[torch.Tensor, ...], to: Sequence[tuple[int, int]] = ()
     ) -> None:
         """Replay.
 
         Args:
             tensors: The tensors of the call.
             to: Address and bytes of the destination of each piece of memory of the results.
-            owners: The tensors that own the destinations.
         """
-        if owners and self._fresh is not None:
-            self._fresh(tensors, to, owners)
+        recorded = self._recorded
+        if to:
+            recorded.graph._replay_into(tensors or None, to)
         else:
-            self._feed(tensors)
-        leave(self._recorded, tensors, self._recorded.statics)
+            recorded.graph._replay_with(tensors)
+        leave(recorded, tensors, recorded.statics)
 
 
 def leave(

@@ -45,12 +45,11 @@ class Padded:
         self,
         tensors: tuple[torch.Tensor, ...],
         to: Sequence[tuple[int, int]] = (),
-        owners: Sequence[torch.Tensor] = (),
     ) -> None:
         """Copy, pad and replay; arguments as for :class:`cgraph._graphed.writeback.Fed`."""
         self._fill(tensors)
-        if owners:
-            self._recorded.replay_into(to, owners)
+        if to:
+            self._recorded.graph._replay_into(None, to)
         else:
             self._replay()
         leave(self._recorded, tensors, self._heads)

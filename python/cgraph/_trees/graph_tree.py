@@ -55,18 +55,15 @@ class GraphTree(_core.Tree):
     functions: weakref.WeakValueDictionary[int, Function]
     _driver: Driver
     _device_index: int
-    _last_stream: _core.LastStream | None
+    _last_stream: _core.LastStream
     _owning: list[Node]
     # Storages of static inputs of forward passes, by number.
     _statics: dict[int, _torch.WeakStorage]
 
     def __new__(cls, driver: Driver, device_index: int, steps: _core.StepSource) -> Self:
         """Make an empty tree of a device."""
-        if driver.device_type == "cuda":
-            with torch.cuda.device(device_index):
-                last = last_stream(driver)
-        else:
-            last = None
+        with _device(driver, device_index):
+            last = last_stream(driver)
         tree = super().__new__(
             cls,
             _torch.tensor_reader(),
@@ -281,16 +278,12 @@ class GraphTree(_core.Tree):
     def _on_device(self) -> Iterator[None]:
         """Make the tree's device the current one, and know of steps that torch counts."""
         follow_torch()
-        if self.device_type == "cuda":
-            with torch.cuda.device(self._device_index):
-                yield
-        else:
+        with _device(self._driver, self._device_index):
             yield
 
     def _follow(self) -> None:
         """Let the current stream wait for replays on others, whose outputs are to be read."""
-        if self._last_stream is not None:
-            self._last_stream.follow()
+        self._last_stream.follow()
 
     def _moving(self, function: Function, storages: dict[int, _torch.WeakStorage]) -> list[int]:
         """Return the places of static inputs that do not stay in place.
@@ -418,3 +411,9 @@ _GATHERED = (
 
 def _let_go(_: object) -> None:
     """Do nothing: who calls this has kept an object up to now."""
+
+
+def _device(driver: Driver, index: int) -> contextlib.AbstractContextManager[object]:
+    """Make a device of torch's the current one; the simulator has one only."""
+    is_torch = driver.device_type == "cuda"
+    return torch.cuda.device(index) if is_torch else contextlib.nullcontext()

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from cgraph import _core, _torch
-from cgraph._captures.fresh_results import FreshReplay
+from cgraph._captures.fresh_results import Results
 from cgraph.cudagraph import CUDAGraph
 
 __all__ = ["Node", "Outputs"]
@@ -78,13 +78,12 @@ class Node(_core.TreeNode):
     def __new__(
         cls,
         graph: CUDAGraph,
-        replay: Callable[[tuple[Any, ...]], None] | CUDAGraph,
         copied: Sequence[int],
         spans: Sequence[tuple[int, int]],
         stand_ins: Sequence[tuple[int, Callable[[], torch.Tensor]]],
         outputs: Outputs,
         keeps_held: bool,
-        fresh: _core.Fresh | FreshReplay | None,
+        results: Results | None,
         *,
         may_be_fresh: bool,
     ) -> Node:
@@ -92,19 +91,17 @@ class Node(_core.TreeNode):
 
         Args:
             graph: The graph.
-            replay: What replays it.
             copied: The places of the inputs that it copies.
             spans: Those among them that are copied in a row; see ``_core.TreeNode``.
             stand_ins: What makes other tensors like inputs in outputs of the path, by place.
             outputs: Its outputs.
             keeps_held: Outputs that are held when the path ends get memory of their own.
-            fresh: What makes new tensors for its outputs, or replays it into such; None if nothing
-                does.
+            results: Its outputs that replays can copy to new memory; None if they copy none.
             may_be_fresh: Another recording may have that.
         """
         node = super().__new__(
             cls,
-            replay,
+            graph,
             copied,
             spans,
             stand_ins,
@@ -114,7 +111,7 @@ class Node(_core.TreeNode):
             keeps_held,
             _torch.tensor_reader(),
             None if _torch.counts_uses_natively() else _torch.count_uses,
-            fresh,
+            None if results is None else results.fresh,
             may_be_fresh,
         )
         node.graph, node._kept = graph, []

@@ -11,7 +11,7 @@ import torch
 
 from cgraph import _core, _torch
 from cgraph._captures.capture_options import CaptureOptions
-from cgraph._captures.fresh_results import can_be_fresh, fresh_replay
+from cgraph._captures.fresh_results import can_be_fresh
 from cgraph._captures.pool_blocks import PoolBlocks
 from cgraph._driver import Driver, Handle
 from cgraph._trees.node import Node, Outputs
@@ -105,16 +105,14 @@ def record(
         # What it keeps has its contents then, and its block for good.
         made.replay()
         return None, results
-    replay: Any = made if driver.device_type == "cuda" else _fed(made)
     node = Node(
         made,
-        replay,
         copied,
         spans,
         stand_ins,
         outputs,
         keeps_held,
-        _fresh_of(made),
+        None if made._captured is None else made._captured.results,
         may_be_fresh=not new.is_fresh,
     )
     node.checkpoint = driver.checkpoint(pool)
@@ -172,21 +170,6 @@ def _slot(
     span, source = _torch.row_of(slot), _torch.row_of(tensor)
     span.copy_(source)
     return slot, span
-
-
-def _fed(made: CUDAGraph) -> Callable[[tuple[Any, ...]], None]:
-    """Return what replays a graph on the simulator with other inputs."""
-    feed = made._feeder()
-    return feed if made._statics else lambda _: made.replay()
-
-
-def _fresh_of(made: CUDAGraph) -> Any:
-    """Return what makes new tensors for the results of a graph; None if it copies none."""
-    captured = made._captured
-    if captured is None or captured.results is None:
-        return None
-    is_native = captured.deliver is None
-    return captured.results.fresh if is_native else fresh_replay(made, captured, captured)
 
 
 def _outputs(

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from cgraph import _core, _torch
+from cgraph import _core, _driver, _torch
+from cgraph._captures.last_stream import last_stream
 from cgraph.errors import ArgumentError
 from guarded import Derived, Plain, Slotted, World, cell_of
 from one_place import guards_on, plain
@@ -383,7 +384,7 @@ def test_entries_ask_the_guards_about_objects_among_the_arguments() -> None:
         modes=(True, False, None),
         work=lambda *args: called.append(args),
         outputs=None,
-        last_stream=None,
+        last_stream=last_stream(_driver.current()),
         lock=None,
         guards=_core.Guards(places),
     )

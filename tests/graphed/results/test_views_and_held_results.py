@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import cgraph
-from cgraph import _core, _torch
+from cgraph import _core, _driver, _torch
 from cgraph._captures.capture_options import CaptureOptions
+from cgraph._captures.last_stream import last_stream
 from cgraph._graphed.results import View
 from cgraph.errors import ArgumentError, ResultWarning
 from graphed_calls import quiet
@@ -50,9 +51,9 @@ def entry(
         [],
         is_in_order=False,
         modes=(True, False, None),
-        work=graph if statics[0].is_cuda else graph._feeder(),
+        work=graph,
         outputs=(leaves, build, warn),
-        last_stream=None,
+        last_stream=last_stream(_driver.current()),
         lock=None,
     )
 

@@ -47,9 +47,8 @@ fn copy_out(call: &KernelCall<'_>) {
             let is_same = std::ptr::eq(*copy, copies[i]) || other.own == other.other;
             assert!(is_same || !writes, "{copy:?} writes what {other:?} writes");
         }
-        let bytes = call.memory_at(Address(copy.own), copy.bytes).to_vec();
-        call.memory_at(Address(copy.other), copy.bytes)
-            .copy_from(&bytes);
+        let bytes = call.read(Address(copy.own), copy.bytes);
+        call.write(Address(copy.other), &bytes);
     }
     assert_eq!(parameter.all_stores(), [], "outputs store nothing");
 }
@@ -85,7 +84,7 @@ fn copy_in(call: &KernelCall<'_>) {
                 "{copy:?} reads what {other:?} writes"
             );
         }
-        let mut bytes = call.memory_at(Address(copy.other), head).to_vec();
+        let mut bytes = call.read(Address(copy.other), head);
         if let Some((fill, _, of)) = padding {
             let row = usize::try_from(copy.bytes / u64::from(of)).expect("it is in memory");
             let last = match fill {
@@ -95,11 +94,10 @@ fn copy_in(call: &KernelCall<'_>) {
             let left = (copy.bytes - head).try_into().expect("it is in memory");
             bytes.extend(last.iter().cycle().take(left));
         }
-        call.memory_at(Address(copy.own), copy.bytes)
-            .copy_from(&bytes);
+        call.write(Address(copy.own), &bytes);
     }
     for (address, value) in parameter.all_stores() {
         assert_eq!(address.0 % 8, 0, "a store of eight bytes at {address:?}");
-        call.memory_at(address, 8).copy_from(&value.to_le_bytes());
+        call.write(address, &value.to_le_bytes());
     }
 }

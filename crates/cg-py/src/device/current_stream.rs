@@ -2,17 +2,18 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use cg_core::{Device, Stream};
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
 use pyo3::{PyTraverseError, PyVisit};
 
+use super::Sim;
 use crate::raw::{self, CurrentWorkStream};
 
 /// A way to find the current stream.
 pub(crate) enum CurrentStream {
-    Handle(HandleSource),
-    /// A callable that returns a [`Stream`](super::Stream).
-    Object(Py<PyAny>),
+    Torch(HandleSource),
+    Simulated(Py<Sim>),
 }
 
 /// A way to find the raw handle of the current stream of a device.
@@ -33,17 +34,19 @@ enum Find {
 }
 
 impl CurrentStream {
-    /// Take a `dlpack_exchange_api` capsule, or a callable that takes the device's number and returns the raw
-    /// handle, and a callable that tells of the same device whether its current stream is torch's own.
-    pub(crate) fn new(
-        (current, is_own): (Bound<'_, PyAny>, Py<PyAny>),
-        ordinal: u32,
-    ) -> PyResult<Self> {
+    /// Take a simulator; or a tuple of a `dlpack_exchange_api` capsule, or a callable that takes the device's
+    /// number and returns the raw handle, and a callable that tells of the same device whether its current
+    /// stream is torch's own.
+    pub(crate) fn new(current: &Bound<'_, PyAny>, ordinal: u32) -> PyResult<Self> {
+        if let Ok(sim) = current.cast::<Sim>() {
+            return Ok(Self::Simulated(sim.clone().unbind()));
+        }
+        let (current, is_own): (Bound<'_, PyAny>, Py<PyAny>) = current.extract()?;
         let find = match current.cast::<PyCapsule>() {
             Ok(capsule) => Find::Dlpack(CurrentWorkStream::new(capsule, ordinal)?),
             Err(_) => Find::Raw(current.unbind()),
         };
-        Ok(Self::Handle(HandleSource {
+        Ok(Self::Torch(HandleSource {
             find,
             ordinal,
             is_own,
@@ -51,26 +54,37 @@ impl CurrentStream {
         }))
     }
 
-    /// Return the raw handle; none where there is a stream only as an object.
+    /// Return its raw handle.
     #[inline]
-    pub(crate) fn handle(&self, py: Python<'_>) -> PyResult<Option<u64>> {
+    pub(crate) fn handle(&self, py: Python<'_>) -> PyResult<u64> {
         match self {
-            Self::Handle(source) => source.handle(py).map(Some),
-            Self::Object(_) => Ok(None),
+            Self::Torch(source) => source.handle(py),
+            Self::Simulated(sim) => sim.get().stream_of_replay(),
+        }
+    }
+
+    /// Return the stream of such a handle.
+    pub(crate) fn stream(&self, device: &Device, handle: u64) -> cg_core::Result<Stream> {
+        match self {
+            Self::Torch(_) => raw::stream(device, handle),
+            Self::Simulated(sim) => {
+                let current = sim.get().current(handle);
+                current.map_or_else(|| raw::stream(device, handle), Ok)
+            }
         }
     }
 
     /// Show the garbage collector what this owns.
     pub(crate) fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
         match self {
-            Self::Handle(source) => {
+            Self::Torch(source) => {
                 visit.call(&source.is_own)?;
                 match &source.find {
                     Find::Dlpack(_) => Ok(()),
                     Find::Raw(current) => visit.call(current),
                 }
             }
-            Self::Object(current) => visit.call(current),
+            Self::Simulated(sim) => visit.call(sim),
         }
     }
 }

@@ -1,7 +1,11 @@
 //! `Sim`: the simulated driver, and Python callables as its kernels.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, ThreadId};
 
+use cg_core::driver::Driver;
 use cg_core::{Call, Code, Condition};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -9,7 +13,8 @@ use pyo3::types::PyDict;
 use super::stream::Stream;
 use super::template::Template;
 use crate::detach::detached;
-use crate::error::argument;
+use crate::error::{argument, foreign, state};
+use crate::raw;
 
 /// A simulated device and its driver.
 #[pyclass(frozen, module = "cgraph._core")]
@@ -17,22 +22,54 @@ pub(crate) struct Sim {
     pub(crate) core: cg_core::Sim,
     /// The exception of the last failed kernel.
     raised: Arc<Mutex<Option<PyErr>>>,
+    /// The streams that were made current, by thread.
+    current: Mutex<HashMap<ThreadId, Py<Stream>>>,
+    is_asynchronous: bool,
+}
+
+/// The number of the simulator in force; 0 for none.
+static IN_FORCE: AtomicU64 = AtomicU64::new(0);
+
+/// Note which simulator is in force, if one is.
+pub(crate) fn put_in_force(sim: Option<&Sim>) {
+    IN_FORCE.store(sim.map_or(0, |sim| sim.core.id()), Ordering::Relaxed);
 }
 
 #[pymethods]
 impl Sim {
     #[new]
-    #[pyo3(signature = (*, seed=0, memory=16 << 30, driver_version=13_000))]
-    fn new(seed: u64, memory: u64, driver_version: u32) -> Self {
+    #[pyo3(signature = (*, seed=0, memory=16 << 30, driver_version=13_000, asynchronous=false))]
+    fn new(seed: u64, memory: u64, driver_version: u32, asynchronous: bool) -> Self {
         let core = cg_core::Sim::builder()
             .seed(seed)
             .memory(memory)
             .driver_version(driver_version)
+            .host_memory(raw::OF_PROCESS)
             .build();
         Self {
             core,
             raised: Arc::default(),
+            current: Mutex::default(),
+            is_asynchronous: asynchronous,
         }
+    }
+
+    /// The current stream of this thread; none for the default one.
+    #[getter]
+    fn current_stream(&self, py: Python<'_>) -> Option<Py<Stream>> {
+        let stream = self.streams().get(&thread::current().id())?.clone_ref(py);
+        Some(stream)
+    }
+
+    #[setter(current_stream)]
+    fn set_current_stream(&self, stream: Option<Py<Stream>>) {
+        let thread = thread::current().id();
+        let before = match stream {
+            Some(stream) => self.streams().insert(thread, stream),
+            None => self.streams().remove(&thread),
+        };
+        // Its end may run any code: the lock is open.
+        drop(before);
     }
 
     /// Enqueue a callable as a kernel, or record it where the stream captures.
@@ -85,7 +122,7 @@ impl Sim {
             .take();
         match (text, raised) {
             (_, Some(error)) => Err(error),
-            (Some(text), None) => Err(crate::error::state(text)),
+            (Some(text), None) => Err(state(text)),
             (None, None) => Ok(()),
         }
     }
@@ -146,5 +183,73 @@ impl Sim {
     /// CUDA's names of the calls made so far.
     fn calls(&self) -> Vec<&'static str> {
         self.core.calls().iter().map(|call| call.symbol()).collect()
+    }
+}
+
+impl Sim {
+    /// Return the raw handle of the current stream for a replay.
+    ///
+    /// # Errors
+    /// If another driver is in force.
+    pub(crate) fn stream_of_replay(&self) -> PyResult<u64> {
+        if IN_FORCE.load(Ordering::Relaxed) != self.core.id() {
+            let name = self.core.name();
+            return Err(foreign(format!(
+                "a replay of a graph of {name}, which is not in force: replay it inside `with \
+                 cgraph.sim.use(simulator):`"
+            )));
+        }
+        let current = self.streams();
+        let current = current.get(&thread::current().id());
+        Ok(current.map_or(0, |stream| stream.get().core.handle().0))
+    }
+
+    /// Return a stream by its handle, if it is the current one of this thread.
+    pub(crate) fn current(&self, handle: u64) -> Option<cg_core::Stream> {
+        let current = self.streams();
+        let stream = &current.get(&thread::current().id())?.get().core;
+        (stream.handle().0 == handle).then(|| stream.clone())
+    }
+
+    /// Drive earlier replays on a stream to their end, if this one moves tensors: what torch copies for it is
+    /// copied at once.
+    pub(crate) fn before_replay(
+        &self,
+        py: Python<'_>,
+        stream: &cg_core::Stream,
+        moves_tensors: bool,
+    ) -> PyResult<()> {
+        if moves_tensors && self.is_asynchronous {
+            self.finish(py, stream)?;
+        }
+        Ok(())
+    }
+
+    /// Drive a replay to its end, unless it may stay in flight: no operator of torch's waits for a simulated
+    /// stream, and nobody else keeps the memory of a tensor that it moves.
+    pub(crate) fn after_replay(
+        &self,
+        py: Python<'_>,
+        stream: &cg_core::Stream,
+        moves_tensors: bool,
+    ) -> PyResult<()> {
+        if moves_tensors || !self.is_asynchronous {
+            self.finish(py, stream)?;
+        }
+        Ok(())
+    }
+
+    fn finish(&self, py: Python<'_>, stream: &cg_core::Stream) -> PyResult<()> {
+        let finished = detached(py, || stream.synchronize());
+        if finished.is_err() {
+            // The wait itself may have failed; the memory of tensors goes all the same.
+            self.drive(py)?;
+        }
+        self.raise_failure()?;
+        finished
+    }
+
+    fn streams(&self) -> MutexGuard<'_, HashMap<ThreadId, Py<Stream>>> {
+        self.current.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

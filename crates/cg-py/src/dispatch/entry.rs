@@ -15,7 +15,7 @@ use crate::arguments::{
     Argument, LeadingTensors, MatchedArguments, MatchedTensor, MatchedTensors, Pattern,
     WrittenMemory, all_fit, fits_dict, has_order,
 };
-use crate::graph::{Graph, NewResults, PaddedGraph, ReplayTensors, Segments, call_with};
+use crate::graph::{NewResults, PaddedGraph, ReplayTensors, Replayed, call_with};
 use crate::guards::Guards;
 use crate::raw;
 use crate::tensors::{Match, Signature};
@@ -41,7 +41,7 @@ pub(crate) struct Entry {
     /// Tells whether what its last call left is still waited for. No call fits as long as it is.
     is_open: Option<Py<PyAny>>,
     work: Work,
-    last_stream: Option<Py<LastStream>>,
+    last_stream: Py<LastStream>,
     /// The static results of its pool.
     lent: Option<Py<LentResults>>,
     /// None where calls are handed on that several threads may make at a time.
@@ -65,13 +65,10 @@ enum Work {
 }
 
 enum Replay {
-    Graph(Py<Graph>),
+    Captured(Replayed),
     /// A graph with fewer rows.
     Padded(Py<PaddedGraph>),
-    /// A graph with breaks.
-    Segments(Py<Segments>),
-    /// A callable that takes a tuple of tensors, and for fresh results where these go and the new
-    /// tensors, and returns `True` if it did not replay.
+    /// A callable that takes a tuple of tensors, and for fresh results where these go, and returns `True` if it did not replay.
     Callable(Py<PyAny>),
 }
 
@@ -102,7 +99,7 @@ impl Entry {
         modes: (bool, bool, Option<Py<PyAny>>),
         work: Bound<'_, PyAny>,
         outputs: Option<Returned<'_>>,
-        last_stream: Option<Py<LastStream>>,
+        last_stream: Py<LastStream>,
         lock: Option<Py<FunctionLock>>,
         lent: Option<Py<LentResults>>,
         guards: Option<Py<Guards>>,
@@ -288,8 +285,7 @@ impl Entry {
     /// Return whether it cannot be replayed, as the current stream captures.
     #[inline]
     pub(super) fn is_blocked(&self, py: Python<'_>, is_capturing: &Py<PyAny>) -> PyResult<bool> {
-        let last = self.last_stream.as_ref();
-        let may_capture = last.is_none_or(|last| last.get().may_capture());
+        let may_capture = self.last_stream.get().may_capture();
         Ok(may_capture && is_capturing.bind(py).call0()?.is_truthy()?)
     }
 
@@ -322,10 +318,7 @@ impl Entry {
         let tensors = matched.tensors(args);
         let lock = entry.lock.as_ref();
         let _replaying = lock.map(|lock| lock.get().replays());
-        let stream = match &entry.last_stream {
-            Some(last) => last.get().follow(py)?,
-            None => None,
-        };
+        let stream = entry.last_stream.get().follow(py)?;
         let mut is_eager = false;
         let result = match &entry.work {
             Work::Replay(replay, results) => {
@@ -361,14 +354,12 @@ impl Entry {
 
 impl Replay {
     fn new(replay: Bound<'_, PyAny>) -> Self {
-        if let Ok(graph) = replay.cast::<Graph>() {
-            Self::Graph(graph.clone().unbind())
-        } else if let Ok(padded) = replay.cast::<PaddedGraph>() {
-            Self::Padded(padded.clone().unbind())
-        } else if let Ok(segments) = replay.cast::<Segments>() {
-            Self::Segments(segments.clone().unbind())
-        } else {
-            Self::Callable(replay.unbind())
+        if let Some(replayed) = Replayed::of(&replay) {
+            return Self::Captured(replayed);
+        }
+        match replay.cast_into::<PaddedGraph>() {
+            Ok(padded) => Self::Padded(padded.unbind()),
+            Err(other) => Self::Callable(other.into_inner().unbind()),
         }
     }
 
@@ -379,15 +370,14 @@ impl Replay {
         py: Python<'py>,
         tensors: MatchedTensors<'_, 'py>,
         new: Option<&NewResults<'py>>,
-        stream: Option<u64>,
+        stream: u64,
     ) -> PyResult<bool> {
-        let given = ReplayTensors::Matched(tensors);
         match self {
-            Self::Graph(graph) => {
-                Graph::run(graph.bind(py), given, new.map(NewResults::to), stream)?;
+            Self::Captured(replayed) => {
+                let given = ReplayTensors::Matched(tensors);
+                replayed.run(py, given, new.map(NewResults::to), Some(stream))?;
             }
             Self::Padded(padded) => padded.get().run(py, tensors, new, stream)?,
-            Self::Segments(segments) => segments.get().run(py, given, new.map(NewResults::to))?,
             Self::Callable(replay) => {
                 let answer = call_with(replay.bind(py), tensors, new)?;
                 return Ok(answer.is(PyBool::new(py, true)));
@@ -398,9 +388,8 @@ impl Replay {
 
     fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
         match self {
-            Self::Graph(graph) => visit.call(graph),
+            Self::Captured(replayed) => replayed.traverse(visit),
             Self::Padded(padded) => visit.call(padded),
-            Self::Segments(segments) => visit.call(segments),
             Self::Callable(replay) => visit.call(replay),
         }
     }

@@ -52,7 +52,7 @@ impl LastStream {
     #[new]
     fn new(
         device: Py<Device>,
-        current: (Bound<'_, PyAny>, Py<PyAny>),
+        current: &Bound<'_, PyAny>,
         ordinal: u32,
         switch: Py<PyAny>,
     ) -> PyResult<Self> {
@@ -87,15 +87,13 @@ impl LastStream {
 
     /// Make the current stream wait for the last replay, if that was on another one; its raw handle.
     #[inline]
-    pub(crate) fn follow(&self, py: Python<'_>) -> PyResult<Option<u64>> {
-        let Some(now) = self.current.handle(py)? else {
-            return Ok(None);
-        };
+    pub(crate) fn follow(&self, py: Python<'_>) -> PyResult<u64> {
+        let now = self.current.handle(py)?;
         // Nobody else is here: the interpreter is held.
         let last = self.last.load(Ordering::Relaxed);
         self.last.store(now, Ordering::Relaxed);
         if last == now || last == NONE {
-            return Ok(Some(now));
+            return Ok(now);
         }
         // Its owner may have destroyed another library's stream.
         let known = raw::is_lasting(last).then_some(last);
@@ -104,6 +102,6 @@ impl LastStream {
             // The next one is to wait instead.
             self.last.store(last, Ordering::Relaxed);
         }
-        switched.map(|_| Some(now))
+        switched.map(|_| now)
     }
 }

@@ -7,6 +7,7 @@ use pyo3::prelude::*;
 use pyo3::{PyTraverseError, PyVisit};
 
 use super::torch_settings::TorchSettings;
+use crate::device::{Sim, put_in_force};
 use crate::raw::{self, Tells, TellsOf};
 
 /// Finds the modes.
@@ -40,10 +41,13 @@ pub(crate) struct Mode {
 /// The number of the driver in force.
 static DRIVER: AtomicU64 = AtomicU64::new(0);
 
-/// Say which driver is in force, by a number that no other one has. At first it is 0.
+/// Say which driver is in force, by a number that no other one has, and which simulator it is, if it is one. At
+/// first it is 0.
 #[pyfunction]
-pub(crate) fn set_driver(number: u64) {
+#[pyo3(signature = (number, sim=None))]
+pub(crate) fn set_driver(number: u64, sim: Option<&Bound<'_, Sim>>) {
     DRIVER.store(number, Ordering::Relaxed);
+    put_in_force(sim.map(Bound::get));
 }
 
 /// `c10::DeviceType`, of the devices that are captured.

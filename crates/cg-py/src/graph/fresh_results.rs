@@ -222,8 +222,7 @@ impl<'py> NewResults<'py> {
     }
 }
 
-/// Call what replays with a tuple of tensors, and where there are new results with their addresses and
-/// themselves.
+/// Call what replays with a tuple of tensors, and where there are new results with where they go.
 pub(crate) fn call_with<'py>(
     replay: &Bound<'py, PyAny>,
     tensors: MatchedTensors<'_, 'py>,
@@ -231,7 +230,7 @@ pub(crate) fn call_with<'py>(
 ) -> PyResult<Bound<'py, PyAny>> {
     let tensors = tensors.to_tuple(replay.py())?;
     match new {
-        Some(new) => replay.call1((tensors, new.addresses(), new.tensors())),
+        Some(new) => replay.call1((tensors, new.addresses())),
         None => replay.call1((tensors,)),
     }
 }

@@ -6,7 +6,7 @@ use pyo3::types::{PyDict, PyList, PyTuple, PyType};
 use pyo3::{PyTraverseError, PyVisit, intern};
 
 use super::replay_inputs::ReplayTensors;
-use super::{FreshResults, Graph, NewResults, Segments};
+use super::{FreshResults, NewResults, Replayed};
 use crate::error::argument;
 
 /// Graphs by key, each with the result that its replays write.
@@ -26,11 +26,6 @@ pub(crate) struct Rung {
     /// has to look at them first.
     takes: Option<usize>,
     fresh: Option<Fresh>,
-}
-
-enum Replayed {
-    Graph(Py<Graph>),
-    Segments(Py<Segments>),
 }
 
 /// New results, which stand in place of the result.
@@ -103,16 +98,11 @@ impl Rung {
         takes: Option<usize>,
         fresh: Option<Bound<'_, FreshResults>>,
     ) -> PyResult<Self> {
-        let replayed = if let Ok(graph) = replayed.cast::<Graph>() {
-            Some(Replayed::Graph(graph.clone().unbind()))
-        } else if let Ok(segments) = replayed.cast::<Segments>() {
-            Some(Replayed::Segments(segments.clone().unbind()))
-        } else if replayed.is_none() {
-            None
-        } else {
+        let found = Replayed::of(replayed);
+        if found.is_none() && !replayed.is_none() {
             let given = replayed.repr()?.to_string();
             return Err(argument("replayed", &given, "a graph, segments or None"));
-        };
+        }
         let container = if result.is_exact_instance_of::<PyTuple>() {
             Container::Tuple
         } else if result.is_exact_instance_of::<PyList>() {
@@ -121,7 +111,7 @@ impl Rung {
             Container::Nothing
         };
         Ok(Self {
-            replayed,
+            replayed: found,
             result: result.unbind(),
             takes,
             fresh: fresh.map(|made| Fresh {
@@ -138,10 +128,8 @@ impl Rung {
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
-        match &self.replayed {
-            Some(Replayed::Graph(graph)) => visit.call(graph)?,
-            Some(Replayed::Segments(segments)) => visit.call(segments)?,
-            None => {}
+        if let Some(replayed) = &self.replayed {
+            replayed.traverse(&visit)?;
         }
         if let Some(fresh) = &self.fresh {
             visit.call(&fresh.made)?;
@@ -163,10 +151,7 @@ impl Rung {
         let new = self.fresh.as_ref().map(|fresh| fresh.made.get().make(py));
         let new = new.transpose()?;
         let (tensors, to) = (ReplayTensors::of(given), new.as_ref().map(NewResults::to));
-        match replayed {
-            Replayed::Graph(graph) => Graph::run(graph.bind(py), tensors, to, None)?,
-            Replayed::Segments(segments) => segments.get().run(py, tensors, to)?,
-        }
+        replayed.run(py, tensors, to, None)?;
         Ok(Some(match self.fresh.as_ref().zip(new) {
             Some((fresh, new)) => match fresh.container {
                 Container::Tuple => PyTuple::new(py, new.tensors())?.into_any(),

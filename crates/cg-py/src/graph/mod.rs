@@ -9,6 +9,7 @@ mod outputs;
 mod padded_graph;
 mod replay;
 mod replay_inputs;
+mod replayed;
 mod segments;
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,10 +28,11 @@ pub(crate) use ladder::{Ladder, Rung};
 pub(crate) use outputs::Outputs;
 pub(crate) use padded_graph::PaddedGraph;
 pub(crate) use replay_inputs::ReplayTensors;
+pub(crate) use replayed::Replayed;
 pub(crate) use segments::Segments;
 
 use crate::detach::{detached, require_unforked};
-use crate::device::{CurrentStream, Sim, Template};
+use crate::device::{CurrentStream, Template};
 use crate::error::state;
 use cycle::Cycle;
 use hooks::Hooks;
@@ -63,7 +65,6 @@ struct Environment {
     random_step: Option<Py<PyAny>>,
     fed: Option<Arc<ReplayInputs>>,
     outputs: Option<Py<Outputs>>,
-    drive: Option<Py<Sim>>,
     /// Kept alive until the last stream has passed the last replay.
     retained: Arc<Py<PyAny>>,
 }
@@ -72,10 +73,9 @@ struct Environment {
 #[derive(FromPyObject)]
 struct Captured<'py> {
     template: Bound<'py, Template>,
-    /// Finds the stream of a replay: a `dlpack_exchange_api` capsule, or a callable that takes `ordinal`, or
-    /// without `ordinal` one that returns a `Stream`.
+    /// Finds the stream of a replay, see [`CurrentStream::new`].
     current: Bound<'py, PyAny>,
-    ordinal: Option<u32>,
+    ordinal: u32,
     /// Called before each replay, and after it `random_step`.
     check: Option<Py<PyAny>>,
     random_step: Option<Py<PyAny>>,
@@ -85,8 +85,6 @@ struct Captured<'py> {
     generators: Vec<(Py<PyAny>, u64)>,
     /// They copy results to where a replay says.
     outputs: Option<Py<Outputs>>,
-    /// Driven after a replay.
-    sim: Option<Py<Sim>>,
     /// Kept until no replay is in flight.
     retained: Py<PyAny>,
 }
@@ -204,10 +202,7 @@ impl Graph {
             .inputs
             .map(|inputs| ReplayInputs::new(inputs, captured.generators))
             .transpose()?;
-        let current = match captured.ordinal {
-            Some(ordinal) => CurrentStream::new(captured.current.extract()?, ordinal)?,
-            None => CurrentStream::Object(captured.current.unbind()),
-        };
+        let current = CurrentStream::new(&captured.current, captured.ordinal)?;
         let adopted = State {
             template: Some(Arc::clone(&template.core)),
             ready: None,
@@ -218,7 +213,6 @@ impl Graph {
                 random_step: captured.random_step,
                 fed: fed.map(Arc::new),
                 outputs: captured.outputs,
-                drive: captured.sim,
                 retained: Arc::new(captured.retained),
             }),
         };
@@ -291,7 +285,6 @@ impl Graph {
             if let Some(fed) = &environment.fed {
                 fed.traverse(&visit)?;
             }
-            visit.call(&environment.drive)?;
         }
         match &state.ready {
             Some(ready) => ready.traverse(&visit),
@@ -415,7 +408,6 @@ impl Graph {
             random_step: environment.random_step.as_ref().map(|s| s.clone_ref(py)),
             fed: environment.fed.clone(),
             outputs: environment.outputs.as_ref().map(|one| one.clone_ref(py)),
-            drive: environment.drive.as_ref().map(|sim| sim.clone_ref(py)),
         };
         let before = locked.ready.replace(Arc::new(ready));
         drop(locked);

@@ -18,7 +18,7 @@ pub(crate) struct PaddedGraph {
     inputs: Py<Inputs>,
     padding: cg_core::Padding,
     /// Replays with tensors that only torch can copy; it takes a tuple of them, and where there are new
-    /// results, where these go and the tensors.
+    /// results, where these go.
     otherwise: Py<PyAny>,
 }
 
@@ -70,13 +70,18 @@ impl PaddedGraph {
         py: Python<'py>,
         tensors: MatchedTensors<'_, 'py>,
         new: Option<&NewResults<'py>>,
-        stream: Option<u64>,
+        stream: u64,
     ) -> PyResult<()> {
         // A hook may give the tensors other memory.
         let has_hooks = self.graph.get().has_replay_hooks();
         if !has_hooks && self.inputs.get().can_copy(tensors) {
             let given = ReplayTensors::Padded(tensors, &self.padding);
-            return Graph::run(self.graph.bind(py), given, new.map(NewResults::to), stream);
+            return Graph::run(
+                self.graph.bind(py),
+                given,
+                new.map(NewResults::to),
+                Some(stream),
+            );
         }
         call_with(self.otherwise.bind(py), tensors, new).map(drop)
     }

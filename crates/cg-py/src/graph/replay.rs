@@ -9,7 +9,7 @@ use pyo3::{PyTraverseError, PyVisit};
 use super::outputs::{Outputs, Sent, To, sent};
 use super::replay_inputs::{ReplayInputs, ReplayTensors};
 use crate::detach::detached;
-use crate::device::{CurrentStream, Sim, Stream};
+use crate::device::CurrentStream;
 use crate::error::state;
 use crate::raw;
 
@@ -26,16 +26,13 @@ pub(crate) struct ReadyExec {
     pub(crate) fed: Option<Arc<ReplayInputs>>,
     /// Copies that come last; none in most graphs.
     pub(crate) outputs: Option<Py<Outputs>>,
-    /// The simulator whose replays are driven to their end; none on a GPU.
-    pub(crate) drive: Option<Py<Sim>>,
 }
 
 impl ReadyExec {
     /// Show the garbage collector what this owns alone.
     pub(crate) fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.check)?;
-        visit.call(&self.random_step)?;
-        visit.call(&self.drive)
+        visit.call(&self.random_step)
     }
 
     /// Raise if memory that the graph reads is gone.
@@ -61,56 +58,44 @@ impl ReadyExec {
         if self.fed.is_none() && !given.is_nothing() {
             return Err(state("the graph was captured without static inputs"));
         }
-        if let CurrentStream::Object(current) = &*self.current {
-            return self.replay_on_object(py, current, sent);
-        }
         let handle = match handle {
             Some(handle) => handle,
-            None => self.current.handle(py)?.expect("it is no object"),
+            None => self.current.handle(py)?,
+        };
+        let CurrentStream::Simulated(sim) = &*self.current else {
+            return self.enqueue(py, given, sent, handle);
+        };
+        let moves_tensors = sent.is_some() || !given.is_nothing();
+        let stream = detached(py, || self.current.stream(self.exec.device(), handle))?;
+        sim.get().before_replay(py, &stream, moves_tensors)?;
+        self.enqueue(py, given, sent, handle)?;
+        sim.get().after_replay(py, &stream, moves_tensors)
+    }
+
+    #[inline]
+    fn enqueue(
+        &self,
+        py: Python<'_>,
+        given: ReplayTensors<'_, '_>,
+        sent: Sent<'_>,
+        handle: u64,
+    ) -> PyResult<()> {
+        let launch = |transfer: Transfer<'_>| {
+            self.exec.replay_with_on(
+                transfer,
+                |last| last.handle().0 == handle,
+                || self.current.stream(self.exec.device(), handle),
+            )
         };
         if let Some(fed) = &self.fed {
-            let step = self.random_step.as_ref();
-            return fed.replay(py, &self.exec, handle, given, sent, step);
+            return fed.replay(py, given, sent, self.random_step.as_ref(), launch);
         }
         if let Some(step) = &self.random_step {
             step.call0(py)?;
         }
-        detached(py, || self.launch(sent, handle))
-    }
-
-    fn launch(&self, sent: Sent<'_>, handle: u64) -> cg_core::Result<()> {
-        let delivery = sent
-            .map(|(outputs, to)| raw::deliver(outputs, to))
-            .transpose()?;
-        self.exec.replay_with_on(
-            Transfer::new(None, delivery.as_ref()),
-            |last| last.handle().0 == handle,
-            || raw::stream(self.exec.device(), handle),
-        )
-    }
-
-    fn replay_on_object(
-        &self,
-        py: Python<'_>,
-        current: &Py<PyAny>,
-        sent: Sent<'_>,
-    ) -> PyResult<()> {
-        let stream: Py<Stream> = current.call0(py)?.extract(py)?;
-        let stream = &stream.get().core;
-        let captures = detached(py, || {
-            let captures = stream.is_capturing()?;
-            let delivery = sent
-                .map(|(outputs, to)| raw::deliver(outputs, to))
-                .transpose()?;
-            let transfer = Transfer::new(None, delivery.as_ref());
-            self.exec.replay_with(transfer, stream)?;
-            Ok(captures)
-        })?;
-        let Some(sim) = self.drive.as_ref().filter(|_| !captures) else {
-            return Ok(());
-        };
-        let finished = detached(py, || stream.synchronize());
-        sim.get().raise_failure()?;
-        finished
+        detached(py, || {
+            let delivery = sent.map(|(outputs, to)| raw::deliver(outputs, to));
+            launch(Transfer::new(None, delivery.transpose()?.as_ref()))
+        })
     }
 }

@@ -1,6 +1,6 @@
 //! `ReplayInputs`: the copies and the stores of a replay before its own work.
 
-use cg_core::{Address, Exec, Padding, Transfer};
+use cg_core::{Address, Padding, Transfer};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -98,17 +98,16 @@ impl ReplayInputs {
         random.try_for_each(|random| visit.call(&random.generator))
     }
 
-    /// Enqueue one replay on a stream, with these tensors or with what the static ones hold, and with
+    /// Let `launch` enqueue one replay, with these tensors or with what the static ones hold, and with
     /// results sent where the caller says. The random state is touched only once the tensors are found to fit.
     #[inline]
     pub(crate) fn replay(
         &self,
         py: Python<'_>,
-        exec: &Exec,
-        stream: u64,
         given: ReplayTensors<'_, '_>,
         sent: Sent<'_>,
         random_step: Option<&Py<PyAny>>,
+        launch: impl FnOnce(Transfer<'_>) -> cg_core::Result<()> + Send,
     ) -> PyResult<()> {
         let inputs = self.inputs.get();
         let mut scratch = self.scratch.take(py).unwrap_or_default();
@@ -138,11 +137,7 @@ impl ReplayInputs {
             let delivery = sent
                 .map(|(outputs, to)| raw::deliver(outputs, to))
                 .transpose()?;
-            exec.replay_with_on(
-                Transfer::new(Some(&feed), delivery.as_ref()),
-                |last| last.handle().0 == stream,
-                || raw::stream(exec.device(), stream),
-            )
+            launch(Transfer::new(Some(&feed), delivery.as_ref()))
         });
         if launched.is_err() {
             self.take_back(py, &scratch.values)?;

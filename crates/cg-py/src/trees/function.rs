@@ -202,9 +202,7 @@ impl TreeFunction {
         let mut places = locations(tree.reader.get(), items.iter().flatten())?;
         if inner.core.ended().is_some() {
             // A call before was interrupted.
-            if let Some(before) = &tree.last_stream {
-                before.get().follow(py)?;
-            }
+            tree.last_stream.get().follow(py)?;
             self.end_path(function, inner, &places)?;
             places = locations(tree.reader.get(), items.iter().flatten())?;
         }
@@ -231,10 +229,7 @@ impl TreeFunction {
             Answer::Run(id) => {
                 let node = inner.nodes.get(py, id);
                 let items = held.items;
-                let stream = match &tree.last_stream {
-                    Some(before) => before.get().follow(py)?,
-                    None => None,
-                };
+                let stream = tree.last_stream.get().follow(py)?;
                 self.end_path(function, inner, &places)?;
                 let fresh = node.get().replay(py, &items, stream)?;
                 inner.core.entered(id);

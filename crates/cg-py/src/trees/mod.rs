@@ -58,7 +58,7 @@ pub(crate) struct Tree {
     lock: FunctionLock,
     reader: Py<TensorReader>,
     steps: Py<StepSource>,
-    last_stream: Option<Py<LastStream>>,
+    last_stream: Py<LastStream>,
     is_capturing: Py<PyAny>,
     observers: Observers,
     /// Makes prototypes anew without Python; none where it cannot.
@@ -112,7 +112,7 @@ impl Tree {
     fn new(
         reader: Py<TensorReader>,
         steps: Py<StepSource>,
-        last_stream: Option<Py<LastStream>>,
+        last_stream: Py<LastStream>,
         set_error: Py<PyAny>,
         exchanges: bool,
         is_capturing: Py<PyAny>,
@@ -288,8 +288,7 @@ impl Tree {
     /// Return whether the current stream captures, so that nothing can be replayed.
     #[inline]
     fn may_be_capturing(&self, py: Python<'_>) -> PyResult<bool> {
-        let last = self.last_stream.as_ref();
-        let may_capture = last.is_none_or(|last| last.get().may_capture());
+        let may_capture = self.last_stream.get().may_capture();
         Ok(may_capture && self.is_capturing.bind(py).call0()?.is_truthy()?)
     }
 

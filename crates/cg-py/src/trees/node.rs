@@ -19,7 +19,7 @@ use crate::tensors::TensorReader;
 /// A recorded call.
 #[pyclass(frozen, subclass, weakref, module = "cgraph._core")]
 pub(crate) struct TreeNode {
-    replay: Replay,
+    graph: Py<Graph>,
     /// The places of the inputs that a replay copies.
     copied: Vec<usize>,
     /// Those among them, by their number, whose elements overlap: they are copied as so many in a row.
@@ -45,24 +45,10 @@ pub(crate) struct TreeNode {
     /// The bytes of its outputs that were copied as somebody held them.
     kept: AtomicU64,
     /// Makes new tensors in place of aliases of prototypes.
-    fresh: Option<Fresh>,
+    fresh: Option<Py<FreshResults>>,
     /// Another recording may have that, if this one does not.
     may_be_fresh: AtomicBool,
     deliveries: Deliveries,
-}
-
-enum Replay {
-    Graph(Py<Graph>),
-    /// A callable that takes a tuple of the inputs that are copied.
-    Callable(Py<PyAny>),
-}
-
-/// What a replay makes new tensors with.
-enum Fresh {
-    /// The node's graph copies its results to them.
-    Results(Py<FreshResults>),
-    /// A callable that takes a tuple of the inputs that are copied, and returns a list.
-    Callable(Py<PyAny>),
 }
 
 /// New tensors of a replay.
@@ -93,8 +79,7 @@ struct Piece {
 
 #[pymethods]
 impl TreeNode {
-    /// `replay` is a graph, or a callable that takes a tuple of the inputs that are copied, which lie at the
-    /// places `copied`. `spans` says of how many elements in a row those among them are that overlap themselves.
+    /// `graph` replays with the inputs that are copied, which lie at the places `copied`. `spans` says of how many elements in a row those among them are that overlap themselves.
     /// `outputs` are pairs: `("own", number)` of a prototype, `("input", place)`, `("path", make)`,
     /// `("static", tensor)` or `("constant", value)`; those at the places `with_gradients` require gradients.
     /// `places` are the numbers of the pieces of memory of the prototypes, which
@@ -105,7 +90,7 @@ impl TreeNode {
     #[expect(clippy::too_many_arguments, reason = "given once for each recording")]
     fn new(
         py: Python<'_>,
-        replay: &Bound<'_, PyAny>,
+        graph: Py<Graph>,
         copied: Vec<usize>,
         spans: Vec<(usize, usize)>,
         stand_ins: Vec<(usize, Py<PyAny>)>,
@@ -115,19 +100,12 @@ impl TreeNode {
         keeps_held: bool,
         reader: Py<TensorReader>,
         count_uses: Option<Py<PyAny>>,
-        fresh: Option<Bound<'_, PyAny>>,
+        fresh: Option<Py<FreshResults>>,
         may_be_fresh: bool,
     ) -> PyResult<Self> {
-        let fresh = fresh.map(|fresh| match fresh.cast::<FreshResults>() {
-            Ok(results) => Fresh::Results(results.clone().unbind()),
-            Err(_) => Fresh::Callable(fresh.unbind()),
-        });
         let outputs = outputs.iter().map(|one| Output::parse(&one));
         Ok(Self {
-            replay: match replay.cast::<Graph>() {
-                Ok(graph) => Replay::Graph(graph.clone().unbind()),
-                Err(_) => Replay::Callable(replay.clone().unbind()),
-            },
+            graph,
             copied,
             spans,
             stand_ins,
@@ -217,10 +195,7 @@ impl TreeNode {
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
-        match &self.replay {
-            Replay::Graph(graph) => visit.call(graph)?,
-            Replay::Callable(replay) => visit.call(replay)?,
-        }
+        visit.call(&self.graph)?;
         for output in &self.outputs {
             match output {
                 Output::OfPath(one) | Output::Static(one) | Output::Constant(one) => {
@@ -229,11 +204,7 @@ impl TreeNode {
                 Output::Own(_) | Output::Input(_) => {}
             }
         }
-        match &self.fresh {
-            Some(Fresh::Results(results)) => visit.call(results)?,
-            Some(Fresh::Callable(replay)) => visit.call(replay)?,
-            None => {}
-        }
+        visit.call(&self.fresh)?;
         visit.call(&self.count_uses)
     }
 }
@@ -331,7 +302,7 @@ impl TreeNode {
         &self,
         py: Python<'py>,
         inputs: &[Option<Bound<'py, PyAny>>],
-        stream: Option<u64>,
+        stream: u64,
     ) -> PyResult<Option<FreshTensors<'py>>> {
         let copied = self.copied.iter();
         let mut copied: SmallVec<[Bound<'_, PyAny>; 16]> =
@@ -341,33 +312,14 @@ impl TreeNode {
             copied[*number] = tensor.call_method1(intern!(py, "as_strided"), ((count,), (1,)))?;
         }
         let delivers = self.deliveries.next(self.fresh.is_some());
-        if let Some(fresh) = self.fresh.as_ref().filter(|_| delivers) {
-            let copied = PyTuple::new(py, copied)?;
-            return match (fresh, &self.replay) {
-                (Fresh::Results(results), Replay::Graph(graph)) => {
-                    let given = ReplayTensors::of(&copied);
-                    Graph::replay_made(graph.bind(py), results.get(), given, stream).map(Some)
-                }
-                (Fresh::Results(_), Replay::Callable(replay)) | (Fresh::Callable(replay), _) => {
-                    replay.bind(py).call1((copied,))?.extract().map(Some)
-                }
-            };
+        let copied = PyTuple::new(py, copied)?;
+        let (graph, given) = (self.graph.bind(py), ReplayTensors::of(&copied));
+        match &self.fresh {
+            Some(fresh) if delivers => {
+                Graph::replay_made(graph, fresh.get(), given, Some(stream)).map(Some)
+            }
+            _ => Graph::run(graph, given, None, Some(stream)).map(|()| None),
         }
-        let done = match &self.replay {
-            Replay::Graph(graph) if copied.is_empty() => {
-                Graph::run(graph.bind(py), ReplayTensors::Nothing, None, stream)
-            }
-            Replay::Graph(graph) => {
-                let copied = PyTuple::new(py, copied)?;
-                let given = ReplayTensors::Unchecked(&copied);
-                Graph::run(graph.bind(py), given, None, stream)
-            }
-            Replay::Callable(replay) => {
-                let copied = PyTuple::new(py, copied)?;
-                replay.call1(py, (copied,)).map(drop)
-            }
-        };
-        done.map(|()| None)
     }
 
     /// Return what a call with these inputs returns; `fresh` are new tensors of the replay.

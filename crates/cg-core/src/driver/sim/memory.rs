@@ -152,6 +152,16 @@ impl Map {
         self.live.len()
     }
 
+    /// Return whether an address was or is one of the device.
+    pub(super) fn knows(&self, address: Address) -> bool {
+        let lies_in = |start: u64, bytes: u64| address.0 - start < bytes;
+        let below = self.live.range(..=address.0).next_back();
+        let freed = self.freed.range(..=address.0).next_back();
+        self.pages.is_inside(address.0)
+            || below.is_some_and(|(start, found)| lies_in(*start, found.bytes))
+            || freed.is_some_and(|(start, bytes)| lies_in(*start, *bytes))
+    }
+
     /// Return the memory of a range, for `user`.
     ///
     /// # Panics

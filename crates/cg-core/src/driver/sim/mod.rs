@@ -42,6 +42,17 @@ pub use run::KernelCall;
 /// The work of a simulated kernel; an error text makes the launch fail as a faulting kernel does.
 pub type KernelFn = dyn Fn(&KernelCall<'_>) -> Result<(), String> + Send + Sync;
 
+/// How to reach memory of the host at its own addresses, which no allocation of the device has.
+///
+/// Whoever enqueues a copy keeps that memory until the copy has run, as a real device needs it.
+#[derive(Debug, Clone, Copy)]
+pub struct HostMemory {
+    /// Fills a slice with the bytes at an address.
+    pub read: fn(Address, &mut [u8]),
+    /// Writes bytes to an address.
+    pub write: fn(Address, &[u8]),
+}
+
 /// Objects that exist on a simulated device.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Live {
@@ -74,6 +85,7 @@ pub struct Sim {
 struct Inner {
     id: u64,
     version: u32,
+    host: Option<HostMemory>,
     state: Mutex<State>,
     /// Signalled when an operation has finished.
     finished: Condvar,
@@ -156,6 +168,7 @@ pub struct SimBuilder {
     seed: u64,
     memory_bytes: u64,
     version: u32,
+    host: Option<HostMemory>,
 }
 
 impl SimBuilder {
@@ -177,6 +190,14 @@ impl SimBuilder {
     #[must_use]
     pub fn driver_version(mut self, version: u32) -> Self {
         self.version = version;
+        self
+    }
+
+    /// Let copies of inputs and outputs reach memory of the host. By default an address that is no device
+    /// address panics.
+    #[must_use]
+    pub fn host_memory(mut self, host: HostMemory) -> Self {
+        self.host = Some(host);
         self
     }
 
@@ -208,6 +229,7 @@ impl SimBuilder {
             inner: Arc::new(Inner {
                 id: next_driver_id(),
                 version: self.version,
+                host: self.host,
                 state: Mutex::new(state),
                 finished: Condvar::new(),
             }),
@@ -229,6 +251,7 @@ impl Sim {
             seed: 0,
             memory_bytes: 16 << 30,
             version: 13_000,
+            host: None,
         }
     }
 

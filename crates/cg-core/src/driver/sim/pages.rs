@@ -68,15 +68,17 @@ impl Pages {
         (address - base < mapping.bytes).then_some((Address(*base), mapping.bytes))
     }
 
+    /// Return whether an address is reserved.
+    pub(super) fn is_inside(&self, address: u64) -> bool {
+        self.range(address).is_some()
+    }
+
     /// Return the memory of a range, for `user`; none if no address there is reserved.
     ///
     /// # Panics
     /// If the range is reserved and not wholly inside one mapping.
     pub(super) fn view(&self, start: u64, bytes: u64, user: &str) -> Option<SimMemory> {
-        let (range, reserved) = self.ranges.range(..=start).next_back()?;
-        if start - range >= *reserved {
-            return None;
-        }
+        let range = self.range(start)?;
         let Some((base, size)) = self.mapping(start) else {
             panic!(
                 "{user} touches {start:#x} in the range reserved at {range:#x}, where nothing is \
@@ -95,6 +97,12 @@ impl Pages {
                 base.0
             ),
         }
+    }
+
+    /// Return the begin of the reserved range that an address lies in.
+    fn range(&self, address: u64) -> Option<u64> {
+        let (range, reserved) = self.ranges.range(..=address).next_back()?;
+        (address - range < *reserved).then_some(*range)
     }
 
     fn is_free(&self, start: u64, bytes: u64) -> bool {

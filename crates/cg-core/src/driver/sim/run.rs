@@ -9,7 +9,7 @@ use super::memory::SimMemory;
 use super::stream::Item;
 use super::template::NodeWork;
 use super::work::{Function, Work, call_host};
-use super::{Locked, Sim, State, refuse};
+use super::{HostMemory, Locked, Sim, State, refuse};
 use crate::code::{Call, Code};
 use crate::driver::handle::{Address, StreamHandle};
 use crate::driver::spec::Dim3;
@@ -68,6 +68,36 @@ impl KernelCall<'_> {
         let user = format!("kernel {}", self.name);
         let state = self.sim.state();
         state.memory.view(address, bytes, &user)
+    }
+
+    /// Return the bytes at an address of the device, or of the host where the device reaches that.
+    ///
+    /// # Panics
+    /// As [`Self::memory_at`].
+    #[must_use]
+    pub fn read(&self, address: Address, bytes: u64) -> Vec<u8> {
+        let Some(host) = self.host_at(address) else {
+            return self.memory_at(address, bytes).to_vec();
+        };
+        let mut found = vec![0; usize::try_from(bytes).expect("memory of the host")];
+        (host.read)(address, &mut found);
+        found
+    }
+
+    /// Write to an address of the device, or of the host where the device reaches that.
+    ///
+    /// # Panics
+    /// As [`Self::memory_at`].
+    pub fn write(&self, address: Address, data: &[u8]) {
+        match self.host_at(address) {
+            Some(host) => (host.write)(address, data),
+            None => self.memory_at(address, data.len() as u64).copy_from(data),
+        }
+    }
+
+    fn host_at(&self, address: Address) -> Option<HostMemory> {
+        let host = self.sim.inner.host?;
+        (!self.sim.state().memory.knows(address)).then_some(host)
     }
 }
 
