@@ -6,9 +6,9 @@ use pyo3::prelude::*;
 
 use super::Guards;
 use super::check::Check;
-use super::last_values::{LastValues, ObjectChange};
+use super::last_values::{LastValues, ObjectChange, StillPlaces};
 use super::place::{Inside, Place, Places, Untracked};
-use crate::raw::function_changes;
+use crate::raw::{FastReader, StillTensors, function_changes};
 
 /// Result of comparing an object at a place with the last one there.
 enum Compared {
@@ -48,6 +48,9 @@ impl Guards {
         } else {
             None
         };
+        if quick == Some(true) && state.still.is_none() {
+            state.still = self.still_places(py, &state);
+        }
         let fits = match quick {
             Some(fits) => fits,
             None if self.is_tracked => self.look_at_marked(py, &mut state, objects),
@@ -119,7 +122,7 @@ impl Guards {
         state: &mut LastValues,
         objects: &[Bound<'py, PyAny>],
     ) -> Option<bool> {
-        match self.compare_untracked(py, state, &self.places.untracked, objects) {
+        match self.compare_still(py, state, objects) {
             Compared::Same => {}
             Compared::Moved => return None,
             Compared::Other => return Some(false),
@@ -140,13 +143,39 @@ impl Guards {
         Some(true)
     }
 
-    /// Compare places that nobody tells of, up to the first that is not the same.
+    /// Compare the places that nobody tells of and that are not in an object of the caller's. The tensors among
+    /// them come last, as another object may have come to a place above.
     #[inline]
-    fn compare_untracked<'py>(
+    fn compare_still<'py>(
         &self,
         py: Python<'py>,
         state: &mut LastValues,
-        places: &[Untracked],
+        objects: &[Bound<'py, PyAny>],
+    ) -> Compared {
+        let all = &self.places.untracked;
+        // Only a place that does not move ends it.
+        let Some(still) = state.still.take() else {
+            return self.compare_untracked(py, state, all, objects);
+        };
+        let others = still.others.iter().map(|number| &all[*number]);
+        let compared = self.compare_untracked(py, state, others, objects);
+        let reader = still.reader.get().fast().and_then(FastReader::field_reader);
+        let are_still = || reader.is_some_and(|reader| still.tensors.are_still(py, reader));
+        let knows = !matches!(compared, Compared::Same) || are_still();
+        state.still = Some(still);
+        if knows {
+            return compared;
+        }
+        self.compare_untracked(py, state, all, objects)
+    }
+
+    /// Compare places that nobody tells of, up to the first that is not the same.
+    #[inline]
+    fn compare_untracked<'a, 'py>(
+        &self,
+        py: Python<'py>,
+        state: &mut LastValues,
+        places: impl IntoIterator<Item = &'a Untracked>,
         objects: &[Bound<'py, PyAny>],
     ) -> Compared {
         for untracked in places {
@@ -156,7 +185,6 @@ impl Guards {
                     other => return other,
                 }
             }
-            // Most of these are tensors.
             let value = state.places[untracked.place].value.as_ref();
             let check = &self.places.all[untracked.place].check;
             if !value.is_some_and(|value| check.still_fits(value.bind(py))) {
@@ -164,6 +192,31 @@ impl Guards {
             }
         }
         Compared::Same
+    }
+
+    /// Return what stands for the places that nobody tells of, all of which have just fitted; none if no tensor is
+    /// among them.
+    #[cold]
+    fn still_places(&self, py: Python<'_>, state: &LastValues) -> Option<StillPlaces> {
+        let (mut tensors, mut others, mut reader) = (StillTensors::default(), Vec::new(), None);
+        for (number, untracked) in self.places.untracked.iter().enumerate() {
+            let value = state.places[untracked.place].value.as_ref();
+            if let (Check::Tensor(tensor), Some(value), false) = (
+                &self.places.all[untracked.place].check,
+                value,
+                untracked.moves,
+            ) && tensor.add_to(&mut tensors, value.bind(py))
+            {
+                reader = Some(tensor.reader());
+            } else {
+                others.push(number);
+            }
+        }
+        Some(StillPlaces {
+            tensors,
+            reader: reader?.clone_ref(py),
+            others,
+        })
     }
 
     /// Look at all places.
@@ -265,11 +318,13 @@ impl Guards {
                 // Nothing keeps a tensor that somebody has exchanged.
                 if place.check.is_of_tensor() {
                     now.forget(py, i, tracker, dropped);
+                    end_still(&mut state.still, place, dropped);
                 }
                 return Compared::Other;
             }
             state.has_new_tensor |= place.check.is_of_tensor();
             now.forget(py, i, tracker, dropped);
+            end_still(&mut state.still, place, dropped);
             now.value = value.map(Bound::unbind);
             if is_held {
                 now.position = place.step.position(py, container);
@@ -308,6 +363,16 @@ impl Guards {
             self.marks.put(i);
         }
         Compared::Moved
+    }
+}
+
+/// Look at each place that nobody tells of again, if another tensor has come to one of these.
+fn end_still(still: &mut Option<StillPlaces>, place: &Place, dropped: &mut Vec<Py<PyAny>>) {
+    if place.check.is_of_tensor()
+        && !place.moves
+        && let Some(mut still) = still.take()
+    {
+        still.tensors.clear(dropped);
     }
 }
 

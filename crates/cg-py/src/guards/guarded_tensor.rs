@@ -5,7 +5,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyType;
 use pyo3::{PyTraverseError, PyVisit};
 
-use crate::raw::{Comparison, FastReader, KnownClass, LayoutWords, TensorPlace};
+use crate::raw::{Comparison, FastReader, KnownClass, LayoutWords, StillTensors, TensorPlace};
 use crate::tensors::{Dtype, Lazy, Place, TensorReader, View};
 
 /// A tensor as it was when a guard was made.
@@ -132,6 +132,25 @@ impl GuardedTensor {
             Ok(is_like && reader.requires_grad(value)? == self.requires_grad)
         });
         fits.unwrap_or(false)
+    }
+
+    /// Add a tensor that fits to others that are compared by fields; whether it can be.
+    pub(super) fn add_to(&self, others: &mut StillTensors, tensor: &Bound<'_, PyAny>) -> bool {
+        let (Some((class, words)), true) = (&self.words, self.is_placed) else {
+            return false;
+        };
+        others.push(
+            tensor,
+            class,
+            words,
+            self.layout.address,
+            self.requires_grad,
+        );
+        true
+    }
+
+    pub(super) fn reader(&self) -> &Py<TensorReader> {
+        &self.reader
     }
 
     pub(super) fn class(&self) -> &Py<PyType> {

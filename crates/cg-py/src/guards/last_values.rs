@@ -9,7 +9,8 @@ use super::check::Check;
 use super::class_versions::ClassVersions;
 use super::object_access::attributes_of;
 use super::place::{Looks, Places};
-use crate::raw::{self, function_changes};
+use crate::raw::{self, StillTensors, function_changes};
+use crate::tensors::TensorReader;
 
 /// The objects found at the places, which all fitted, and at those of arguments as long as these are held.
 pub(super) struct LastValues {
@@ -26,8 +27,19 @@ pub(super) struct LastValues {
     pub(super) has_fitted: bool,
     /// Objects found before: to drop them may run any code, so that comes last.
     pub(super) dropped: Vec<Py<PyAny>>,
+    /// What stands for most of the places that nobody tells of; none until a call has found them as they were.
+    pub(super) still: Option<StillPlaces>,
     /// Places that look into dictionaries which nobody tells of, as attributes that each thread has its own of.
     pub(super) untracked: Vec<usize>,
+}
+
+/// Tensors that lie where they lay, and the other places that nobody tells of.
+pub(super) struct StillPlaces {
+    pub(super) tensors: StillTensors,
+    /// The reader of these tensors.
+    pub(super) reader: Py<TensorReader>,
+    /// By their numbers among `Places::untracked`.
+    pub(super) others: Vec<usize>,
 }
 
 /// The object found at one place.
@@ -78,6 +90,7 @@ impl LastValues {
                 .collect(),
             has_fitted: false,
             dropped: Vec::new(),
+            still: None,
             untracked: Vec::new(),
         }
     }
@@ -97,6 +110,9 @@ impl LastValues {
         }
         let mut given = self.given.iter();
         given.try_for_each(|given| visit.call(&given.last))?;
+        if let Some(still) = &self.still {
+            still.tensors.traverse(visit)?;
+        }
         self.dropped.iter().try_for_each(|one| visit.call(one))
     }
 }
