@@ -16,7 +16,7 @@ import os
 import sys
 import types
 import weakref
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from types import CodeType
@@ -332,6 +332,9 @@ class Places:
 
     def _inside(self, number: int, value: Any, name: str) -> None:
         """Add the places inside a value."""
+        if type(value) is OrderedDict and not value and not attributes_of(value):
+            # Most of them, as those of a module's hooks.
+            return
         if isinstance(value, dict):
             self._items(number, value, name)
         elif isinstance(value, list | tuple | deque):
