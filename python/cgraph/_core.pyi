@@ -510,19 +510,17 @@ class Rung:
 
     def __new__(
         cls,
-        replayed: Graph | Segments | None,
-        result: Any,
+        replayed: Graph | Segments,
+        returned: tuple[list[Any], object, Callable[[], object] | None],
         takes: int | None,
-        fresh: Fresh | None,
     ) -> Self:
-        """Take what calls replay and its result; None in place of ``replayed`` serves no call.
+        """Take what calls replay and what they return, as for :class:`Entry`.
 
-        ``takes`` is the number of tensors that a call may give instead of the static inputs.
-        ``fresh`` makes all tensors of the result anew for each call.
+        ``takes`` is the number of tensors that a call may give instead of the static inputs; None
+        if Python has to look at them first.
         """
-    @property
-    def result(self) -> Any:
-        """The result, in the memory that replays write."""
+    def serve(self, tensors: tuple[Any, ...], /) -> Any:
+        """Replay with these tensors, or with what lies in the static inputs; return the result."""
 
 @final
 class CaptureMark:

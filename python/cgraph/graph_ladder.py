@@ -5,6 +5,7 @@ See :class:`GraphLadder` for an example.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import operator
@@ -15,7 +16,7 @@ import torch
 
 from cgraph import _core, _driver, _torch
 from cgraph._callables.sample import Sample
-from cgraph._captures.fresh_results import can_be_fresh
+from cgraph._captures.fresh_results import can_be_fresh, fresh_of
 from cgraph._captures.pool_blocks import PoolBlocks, places_in, unowned_at
 from cgraph._driver import Handle, Pool
 from cgraph._text import plural
@@ -209,25 +210,24 @@ class _Rung(_core.Rung):
         sample: The arguments of the capture.
         leaves: The leaves of the result.
         spec: Their structure.
-        fresh: Returns results in new tensors; None if the capture's own are returned.
+        fresh: The leaves that replays copy to new tensors, by place; None if all of the capture's
+            own are returned.
         checks: True if calls may give no tensors that lie elsewhere.
 
     Attributes:
         graph: The graph.
+        result: The result, in the memory that replays write.
         kept: Objects that replays need.
     """
 
     graph: SegmentedGraph
+    result: Any
     kept: Any
     _name: str
     _sample: Sample
-    _leaves: list[Any]
-    _fresh: _FreshResults | None
     _checks: bool
     _is_shared: bool
     _places: list[_Place]
-    _built: Callable[[list[Any]], Any]
-    _replay: Callable[[tuple[Any, ...]], None]
 
     def __new__(
         cls,
@@ -236,28 +236,27 @@ class _Rung(_core.Rung):
         sample: Sample,
         leaves: list[Any],
         spec: Any,
-        fresh: _FreshResults | None,
+        fresh: Sequence[int] | None,
         *,
         checks: bool,
     ) -> _Rung:
-        """Describe to native code which calls it serves alone."""
+        """Describe to native code what calls return, and which it serves alone."""
         result = tree_unflatten(leaves, spec)
         is_shared = _share_memory(sample.tensors)
         is_one = len(graph.segments) == 1 and not graph.breaks
-        replayed = graph.segments[0] if is_one else graph
-        made = None if fresh is None else fresh.alone(result)
-        is_native = sample.is_flat and not (checks or is_shared)
+        described: list[tuple[Any, ...]] = [("constant", result)]
+        build: _Build = "single"
+        if fresh is not None:
+            described = _described(graph, leaves, fresh)
+            build = _cloning(_build_of(result, leaves, spec), _views(leaves, sample.tensors))
         self = super().__new__(
             cls,
-            replayed if fresh is None or made is not None else None,
-            result,
-            len(sample.tensors) if is_native else None,
-            made,
+            graph.segments[0] if is_one else graph,
+            (described, build, None),
+            len(sample.tensors) if sample.is_flat and not (checks or is_shared) else None,
         )
-        self.graph, self.kept = graph, ()
-        self._name, self._sample, self._leaves, self._fresh = name, sample, leaves, fresh
-        self._built = _builder(result, leaves, spec)
-        self._replay = _replay_of(graph)
+        self.graph, self.result, self.kept = graph, result, ()
+        self._name, self._sample = name, sample
         self._places = _places_of(sample.tensors)
         self._checks, self._is_shared = checks, is_shared
         return self
@@ -306,20 +305,19 @@ class _Rung(_core.Rung):
             # Garbage may hold the results, as the first capture of a process makes some.
             del result
             blocks.are_left()
-        fresh = _FreshResults(graph, own, sample.tensors, leaves) if is_fresh else None
-        rung = cls(name, graph, sample, leaves, spec, fresh, checks=checks)
-        return rung, rung.result if fresh is None else rung._built(fresh.first(leaves))
+        rung = cls(name, graph, sample, leaves, spec, own if is_fresh else None, checks=checks)
+        if not is_fresh:
+            return rung, rung.result
+        now = _cloned(leaves, [*own, *_views(leaves, sample.tensors)])
+        return rung, tree_unflatten(now, spec)
 
     def __call__(self, args: tuple[Any, ...]) -> Any:
-        """Replay with arguments, or with what lies in the tensors of the capture."""
+        """Replay with arguments that native code has not taken, or with none."""
         tensors = self._sample.matched(self._name, args, {}) if args else ()
         if tensors and (self._checks or self._is_shared):
             self._require_places(tensors)
             tensors = ()
-        if self._fresh is not None:
-            return self._built(self._fresh(tensors, self._leaves))
-        self._replay(tensors)
-        return self.result
+        return self.serve(tensors)
 
     def _require_places(self, tensors: Sequence[torch.Tensor]) -> None:
         now = _places_of(tensors)
@@ -392,88 +390,55 @@ def _require_owned(driver: _driver.Driver, pool: Handle, sample: Sample) -> None
             )
 
 
-class _FreshResults:
-    """The results of a graph's replays in new tensors.
-
-    Args:
-        graph: The graph.
-        places: The places of the results that it was captured with among the leaves of the
-            function's result.
-        statics: The tensors that calls are copied to.
-        leaves: The leaves.
-    """
-
-    def __init__(
-        self,
-        graph: SegmentedGraph,
-        places: Sequence[int],
-        statics: Sequence[torch.Tensor],
-        leaves: Sequence[Any],
-    ) -> None:
-        last = graph.segments[-1]._captured
-        assert last is not None
-        results = last.results
-        self._made = None if results is None else results.fresh
-        plain = _replay_of(graph)
-
-        def replay(tensors: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
-            plain(tensors)
-            return []
-
-        self._replay = replay if results is None else graph._replay_fresh
-        self._places = places
-        memories = {_torch.storage_id(one) for one in _torch.memories_of(statics)}
-        # Views of arguments lie in the copies, which the next call writes.
-        self._views = [
-            place
-            for place, leaf in enumerate(leaves)
-            if isinstance(leaf, torch.Tensor)
-            and any(_torch.storage_id(one) in memories for one in _torch.memories_of([leaf]))
-        ]
-
-    def alone(self, result: Any) -> _core.Fresh | None:
-        """Return what makes all of a result natively: a tensor, or a tuple or list of tensors."""
-        if self._made is None or self._views:
-            return None
-        leaves = result if type(result) in (tuple, list) else [result]
-        are_all = all(isinstance(leaf, torch.Tensor) for leaf in leaves)
-        return self._made if are_all and len(leaves) == len(self._places) else None
-
-    def first(self, leaves: Sequence[Any]) -> list[Any]:
-        """Return the leaves as they are now, with new tensors."""
-        found = list(leaves)
-        self._clone(found, [*self._places, *self._views])
-        return found
-
-    def __call__(self, tensors: tuple[torch.Tensor, ...], leaves: Sequence[Any]) -> list[Any]:
-        """Replay, and return the leaves of the function's result with new tensors."""
-        made = self._replay(tensors)
-        found = made
-        if len(made) < len(leaves):
-            found = list(leaves)
-            for place, one in zip(self._places, made, strict=True):
-                found[place] = one
-        if self._views:
-            self._clone(found, self._views)
-        return found
-
-    @staticmethod
-    def _clone(leaves: list[Any], places: Sequence[int]) -> None:
-        """Replace tensors by clones, which share memory as they do."""
-        made = _torch.clone_together([leaves[place] for place in places])
-        for place, one in zip(places, made, strict=True):
-            leaves[place] = one
+_Build = str | Callable[[list[Any]], Any]
+"""A way to form a result from its leaves; see ``_core.Entry``."""
 
 
-def _replay_of(graph: SegmentedGraph) -> Callable[[tuple[Any, ...]], None]:
-    """Return a function that replays with tensors in place of static inputs, or with none."""
-    feed = graph._replay_with
-    return lambda tensors: feed(tensors) if tensors else graph.replay()
+def _described(
+    graph: SegmentedGraph, leaves: Sequence[Any], fresh: Sequence[int]
+) -> list[tuple[Any, ...]]:
+    """Describe the leaves of a result of which some are new tensors, by place."""
+    made = fresh_of(graph.segments[-1]._captured) if fresh else None
+    numbers = {place: number for number, place in enumerate(fresh)}
+    return [
+        ("fresh", numbers[place], made) if place in numbers else ("constant", leaf)
+        for place, leaf in enumerate(leaves)
+    ]
 
 
-def _builder(result: Any, leaves: Sequence[Any], spec: Any) -> Callable[[list[Any]], Any]:
-    """Return a function that makes a result like this one of other leaves."""
-    if type(result) in (tuple, list) and len(result) == len(leaves):
-        if all(map(operator.is_, result, leaves)):
-            return type(result)
-    return lambda found: tree_unflatten(found, spec)
+def _views(leaves: Sequence[Any], statics: Sequence[torch.Tensor]) -> list[int]:
+    """Return the places of leaves in memory of the static inputs, which the next call writes."""
+    memories = {_torch.storage_id(one) for one in _torch.memories_of(statics)}
+    return [
+        place
+        for place, leaf in enumerate(leaves)
+        if isinstance(leaf, torch.Tensor)
+        and any(_torch.storage_id(one) in memories for one in _torch.memories_of([leaf]))
+    ]
+
+
+def _cloned(leaves: Sequence[Any], places: Sequence[int]) -> list[Any]:
+    """Replace tensors by clones, which share memory as they do."""
+    found = list(leaves)
+    made = _torch.clone_together([leaves[place] for place in places])
+    for place, one in zip(places, made, strict=True):
+        found[place] = one
+    return found
+
+
+def _build_of(result: Any, leaves: Sequence[Any], spec: Any) -> _Build:
+    """Return how leaves form a result like this one."""
+    if spec.is_leaf():
+        return "single"
+    is_flat = type(result) in (tuple, list) and len(result) == len(leaves)
+    if is_flat and all(map(operator.is_, result, leaves)):
+        return "tuple" if type(result) is tuple else list
+    return functools.partial(tree_unflatten, treespec=spec)
+
+
+def _cloning(build: _Build, views: Sequence[int]) -> _Build:
+    """Return how leaves form a result if some are to be cloned first."""
+    if not views:
+        return build
+    formed: Any = {"single": operator.itemgetter(0), "tuple": tuple}.get(build, build)  # type: ignore[arg-type]
+    return lambda leaves: formed(_cloned(leaves, views))

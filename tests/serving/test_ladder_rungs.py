@@ -40,10 +40,15 @@ def capture(lab: Lab) -> tuple[cgraph.CUDAGraph, Tensor, Tensor]:
     return graph, x, y
 
 
+def returned(value: object) -> tuple[list[Any], str, None]:
+    """Describe that a rung returns a value as it is."""
+    return [("constant", value)], "single", None
+
+
 def test_a_rung_replays_and_returns_its_result(lab: Lab) -> None:
     graph, x, y = capture(lab)
     ladder, result = Ladder(), (y, "its own")
-    ladder._rungs["k"] = Rung(graph, result, None, None)
+    ladder._rungs["k"] = Rung(graph, returned(result), None)
     for _ in range(3):
         x.normal_()
         assert ladder("k") is result
@@ -59,7 +64,7 @@ def test_a_rung_replays_and_returns_its_result(lab: Lab) -> None:
 def test_arguments_are_handed_on_unless_they_are_as_many_tensors_as_it_takes(lab: Lab) -> None:
     graph, x, y = capture(lab)
     ladder = Ladder()
-    ladder._rungs.update(none=Rung(graph, y, None, None), one=Rung(graph, y, 1, None))
+    ladder._rungs.update(none=Rung(graph, returned(y), None), one=Rung(graph, returned(y), 1))
     for key, args in (("none", (x,)), ("one", (x, x)), ("one", (3,)), ("one", ([x],))):
         assert ladder(key, *args) == ("handed on", args)
     # This graph was captured without static inputs, which a served call finds out.
@@ -68,10 +73,6 @@ def test_arguments_are_handed_on_unless_they_are_as_many_tensors_as_it_takes(lab
             ladder("one", one)
 
 
-def test_a_rung_without_a_graph_hands_on_all_calls(lab: Lab) -> None:
-    ladder = Ladder()
-    ladder._rungs["k"] = Rung(None, 5, 0, None)
-    assert ladder("k") == ("handed on", ())
-    assert ladder._rungs["k"].result == 5
-    with pytest.raises(ArgumentError, match="replayed is 3, expected a graph, segments or None"):
-        Rung(3, 5, 0, None)  # type: ignore[arg-type]
+def test_a_rung_replays_a_graph_or_what_else_can_be_called() -> None:
+    with pytest.raises(ArgumentError, match="replayed is 3, expected a graph, segments or a call"):
+        Rung(3, returned(5), 0)  # type: ignore[arg-type]

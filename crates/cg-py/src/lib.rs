@@ -25,13 +25,13 @@ mod _core {
     };
     #[pymodule_export]
     use super::dispatch::{
-        Dispatcher, Entry, FunctionLock, LastStream, LentResults, TorchSettings, enter_busy,
-        is_any_busy, leave_busy, set_driver,
+        Dispatcher, Entry, FunctionLock, LastStream, TorchSettings, enter_busy, is_any_busy,
+        leave_busy, set_driver,
     };
     #[pymodule_export]
     use super::graph::{
-        FreshResults, Graph, HookHandle, Inputs, Ladder, Outputs, PaddedGraph, Rung, Segments,
-        register_for_all,
+        FreshResults, Graph, HookHandle, Inputs, Ladder, LentResults, Outputs, PaddedGraph, Rung,
+        Segments, register_for_all,
     };
     #[pymodule_export]
     use super::guards::{Guards, watches_dictionaries};

@@ -3,19 +3,17 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyDict, PyList, PyTuple};
+use pyo3::types::{PyDict, PyList, PyTuple};
 use pyo3::{PyTraverseError, PyVisit};
 
 use super::function_lock::{FunctionLock, Locked};
 use super::last_stream::LastStream;
-use super::lent_results::LentResults;
 use super::modes::Mode;
-use super::results::{Results, Returned};
 use crate::arguments::{
-    Argument, LeadingTensors, MatchedArguments, MatchedTensor, MatchedTensors, Pattern,
-    WrittenMemory, all_fit, fits_dict, has_order,
+    Argument, LeadingTensors, MatchedArguments, MatchedTensor, Pattern, WrittenMemory, all_fit,
+    fits_dict, has_order,
 };
-use crate::graph::{NewResults, PaddedGraph, ReplayTensors, Replayed, call_with};
+use crate::graph::{LentResults, Recording, ReplayTensors, Returned};
 use crate::guards::Guards;
 use crate::raw;
 use crate::tensors::{Match, Signature};
@@ -59,17 +57,9 @@ static CLOCK: AtomicU64 = AtomicU64::new(1);
 /// The work of a call.
 enum Work {
     /// Replays, with the tensors of the patterns as static inputs.
-    Replay(Replay, Results),
+    Replay(Recording),
     /// Calls what takes the arguments as they are, and returns the result.
     Call(Py<PyAny>),
-}
-
-enum Replay {
-    Captured(Replayed),
-    /// A graph with fewer rows.
-    Padded(Py<PaddedGraph>),
-    /// A callable that takes a tuple of tensors, and for fresh results where these go, and returns `True` if it did not replay.
-    Callable(Py<PyAny>),
 }
 
 #[pymethods]
@@ -77,7 +67,7 @@ impl Entry {
     /// `args` and `kwargs` are patterns, see [`Pattern::parse`]. `modes` is `(grad, inference,
     /// autocast)`. `work` is a graph, a callable that replays one with a tuple of tensors, or where
     /// `outputs` is `None` what is called with the arguments instead. `outputs` is `(leaves, build,
-    /// warn)`, see [`Results::new`]. `guards` look into what the function finds outside of
+    /// warn)`, see [`Recording::new`]. `guards` look into what the function finds outside of
     /// the arguments, and into objects among them. `written` are start and end of each piece of memory
     /// that it writes and that is not its own: no call fits whose tensors lie there. Without `lock`
     /// several threads may make a call at a time. `is_open` tells whether a backward pass may still read what its last call left,
@@ -116,9 +106,7 @@ impl Entry {
         });
         let work = match outputs {
             None => Work::Call(work.unbind()),
-            Some((leaves, build, warn)) => {
-                Work::Replay(Replay::new(work), Results::new(&leaves, &build, warn)?)
-            }
+            Some(returned) => Work::Replay(Recording::new(&work, returned)?),
         };
         let args: Vec<Pattern> = args.collect::<PyResult<_>>()?;
         let kwargs: Vec<(Py<PyAny>, Pattern)> = kwargs.collect::<PyResult<_>>()?;
@@ -196,10 +184,7 @@ impl Entry {
         }
         visit.call(&self.guards)?;
         match &self.work {
-            Work::Replay(replay, results) => {
-                replay.traverse(&visit)?;
-                results.traverse(&visit)?;
-            }
+            Work::Replay(recording) => recording.traverse(&visit)?,
             Work::Call(call) => visit.call(call)?,
         }
         visit.call(&self.is_open)?;
@@ -321,15 +306,11 @@ impl Entry {
         let stream = entry.last_stream.get().follow(py)?;
         let mut is_eager = false;
         let result = match &entry.work {
-            Work::Replay(replay, results) => {
-                results.warn_if_held(py)?;
-                let new = results.new_results(py)?;
-                let lent = entry.lent.as_ref().map(Py::get);
-                if let Some(lent) = lent {
-                    lent.overwrite(py)?;
-                }
-                is_eager = replay.run(py, tensors, new.as_ref(), stream)?;
-                results.result(py, tensors, new.as_ref(), lent)?
+            Work::Replay(recording) => {
+                let (given, lent) = (ReplayTensors::Matched(tensors), entry.lent.as_ref());
+                let served = recording.serve(py, given, Some(stream), lent.map(Py::get))?;
+                is_eager = served.is_eager;
+                served.result
             }
             Work::Call(call) => call.call(py, args, kwargs)?,
         };
@@ -349,48 +330,5 @@ impl Entry {
         });
         entry.last_use.store(raw::count(&CLOCK), Ordering::Relaxed);
         Ok(result)
-    }
-}
-
-impl Replay {
-    fn new(replay: Bound<'_, PyAny>) -> Self {
-        if let Some(replayed) = Replayed::of(&replay) {
-            return Self::Captured(replayed);
-        }
-        match replay.cast_into::<PaddedGraph>() {
-            Ok(padded) => Self::Padded(padded.unbind()),
-            Err(other) => Self::Callable(other.into_inner().unbind()),
-        }
-    }
-
-    /// Replay with these tensors and new results, if there are some; true if a callable did not replay.
-    #[inline]
-    fn run<'py>(
-        &self,
-        py: Python<'py>,
-        tensors: MatchedTensors<'_, 'py>,
-        new: Option<&NewResults<'py>>,
-        stream: u64,
-    ) -> PyResult<bool> {
-        match self {
-            Self::Captured(replayed) => {
-                let given = ReplayTensors::Matched(tensors);
-                replayed.run(py, given, new.map(NewResults::to), Some(stream))?;
-            }
-            Self::Padded(padded) => padded.get().run(py, tensors, new, stream)?,
-            Self::Callable(replay) => {
-                let answer = call_with(replay.bind(py), tensors, new)?;
-                return Ok(answer.is(PyBool::new(py, true)));
-            }
-        }
-        Ok(false)
-    }
-
-    fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
-        match self {
-            Self::Captured(replayed) => replayed.traverse(visit),
-            Self::Padded(padded) => visit.call(padded),
-            Self::Callable(replay) => visit.call(replay),
-        }
     }
 }

@@ -3,10 +3,8 @@
 mod entry;
 mod function_lock;
 mod last_stream;
-mod lent_results;
 mod modes;
 mod observers;
-mod results;
 mod torch_settings;
 
 use std::collections::HashMap;
@@ -19,7 +17,6 @@ use pyo3::{PyTraverseError, PyVisit};
 pub(crate) use entry::Entry;
 pub(crate) use function_lock::FunctionLock;
 pub(crate) use last_stream::{LastStream, enter_busy, is_any_busy, leave_busy};
-pub(crate) use lent_results::LentResults;
 pub(crate) use modes::set_driver;
 use modes::{Mode, Modes};
 pub(crate) use observers::Observers;

@@ -5,11 +5,13 @@ mod fresh_results;
 mod hooks;
 mod inputs;
 mod ladder;
+mod lent_results;
 mod outputs;
 mod padded_graph;
+mod recording;
 mod replay;
 mod replay_inputs;
-mod replayed;
+mod results;
 mod segments;
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,14 +23,16 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 use pyo3::{PyTraverseError, PyVisit};
 
-pub(crate) use fresh_results::{FreshResults, NewResults, call_with};
+pub(crate) use fresh_results::FreshResults;
 pub(crate) use hooks::{HookHandle, register_for_all};
 pub(crate) use inputs::Inputs;
 pub(crate) use ladder::{Ladder, Rung};
+pub(crate) use lent_results::LentResults;
 pub(crate) use outputs::Outputs;
 pub(crate) use padded_graph::PaddedGraph;
+pub(crate) use recording::Recording;
 pub(crate) use replay_inputs::ReplayTensors;
-pub(crate) use replayed::Replayed;
+pub(crate) use results::Returned;
 pub(crate) use segments::Segments;
 
 use crate::detach::{detached, require_unforked};

@@ -70,18 +70,13 @@ impl PaddedGraph {
         py: Python<'py>,
         tensors: MatchedTensors<'_, 'py>,
         new: Option<&NewResults<'py>>,
-        stream: u64,
+        stream: Option<u64>,
     ) -> PyResult<()> {
         // A hook may give the tensors other memory.
         let has_hooks = self.graph.get().has_replay_hooks();
         if !has_hooks && self.inputs.get().can_copy(tensors) {
             let given = ReplayTensors::Padded(tensors, &self.padding);
-            return Graph::run(
-                self.graph.bind(py),
-                given,
-                new.map(NewResults::to),
-                Some(stream),
-            );
+            return Graph::run(self.graph.bind(py), given, new.map(NewResults::to), stream);
         }
         call_with(self.otherwise.bind(py), tensors, new).map(drop)
     }

@@ -1,4 +1,4 @@
-//! `Results`: the objects that an entry returns.
+//! `Results`: the objects that a replay returns.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -7,10 +7,10 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple};
 use pyo3::{PyTraverseError, PyVisit};
 
+use super::fresh_results::{FreshResults, NewResults};
 use super::lent_results::LentResults;
 use crate::arguments::MatchedTensors;
 use crate::error::argument;
-use crate::graph::{FreshResults, NewResults};
 use crate::raw::{self, Attached, WeakReferences};
 use crate::tensors::{Match, Signature};
 
