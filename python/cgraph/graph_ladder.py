@@ -243,7 +243,6 @@ class _Rung(_core.Rung):
         """Describe to native code what calls return, and which it serves alone."""
         result = tree_unflatten(leaves, spec)
         is_shared = _share_memory(sample.tensors)
-        is_one = len(graph.segments) == 1 and not graph.breaks
         described: list[tuple[Any, ...]] = [("constant", result)]
         build: _Build = "single"
         if fresh is not None:
@@ -251,7 +250,7 @@ class _Rung(_core.Rung):
             build = _cloning(_build_of(result, leaves, spec), _views(leaves, sample.tensors))
         self = super().__new__(
             cls,
-            graph.segments[0] if is_one else graph,
+            graph,
             (described, build, None),
             len(sample.tensors) if sample.is_flat and not (checks or is_shared) else None,
         )

@@ -313,6 +313,11 @@ class SegmentedGraph(_core.Segments):
         """
         self._replay_with(tensors)
 
+    @property
+    def _alone(self) -> CUDAGraph | None:
+        """The only segment, if there is no break either."""
+        return self.segments[0] if len(self.segments) == 1 and not self.breaks else None
+
     def _replay_fresh(self, tensors: tuple[torch.Tensor, ...] = ()) -> list[torch.Tensor]:
         """Replay with tensors in place of static inputs; return new tensors like the results."""
         last = self._require("a replay with new results")[-1]

@@ -25,7 +25,6 @@ from cgraph.errors import (
 
 if TYPE_CHECKING:
     from cgraph._callables.passes import Pass
-    from cgraph.cudagraph import CUDAGraph
     from cgraph.segments import SegmentedGraph
 
 __all__ = ["Graphed", "reached"]
@@ -110,7 +109,7 @@ class Graphed:
         return self._parameters
 
     @property
-    def graphs(self) -> tuple[CUDAGraph | SegmentedGraph, ...]:
+    def graphs(self) -> tuple[SegmentedGraph, ...]:
         """The graph of the forward pass, and that of the backward pass if there is one."""
         return tuple(filter(None, (self._captured.forward, self._captured.backward)))
 

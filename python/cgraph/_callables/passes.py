@@ -88,7 +88,7 @@ class Pass:
     def __init__(
         self,
         function: Any,
-        forward: CUDAGraph | SegmentedGraph,
+        forward: SegmentedGraph,
         order: PoolOrder,
         sample: Sample,
         result: Any,
@@ -97,7 +97,7 @@ class Pass:
         self.name = name_of(function)
         self.function = None if isinstance(function, torch.nn.Module) else function
         self.forward = forward
-        self.backward: CUDAGraph | SegmentedGraph | None = None
+        self.backward: SegmentedGraph | None = None
         self.flows = flows
         self.order = order
         self.forward_number = order.number()
@@ -181,22 +181,22 @@ class Captures:
 
     def _forward(
         self, body: Callable[[], Any], sample: Sample
-    ) -> tuple[CUDAGraph | SegmentedGraph, Any, Sequence[OuterFlow]]:
+    ) -> tuple[SegmentedGraph, Any, Sequence[OuterFlow]]:
         return *self._whole(body, sample.tensors), ()
 
     def _backward(
         self, body: Callable[[], Any], one: Pass, statics: tuple[torch.Tensor, ...]
-    ) -> tuple[CUDAGraph | SegmentedGraph, Any]:
+    ) -> tuple[SegmentedGraph, Any]:
         return self._whole(body, statics)
 
     def _whole(
         self, body: Callable[[], Any], statics: tuple[torch.Tensor, ...]
-    ) -> tuple[CUDAGraph, Any]:
+    ) -> tuple[SegmentedGraph, Any]:
         made = CUDAGraph()
         made._options = CaptureOptions(statics=statics, is_weighed=True)
         with graph(made, **self._options, enable_annotations=self._annotations):
             result = body()
-        return made, result
+        return SegmentedGraph([made]), result
 
 
 class DividedCaptures(Captures):

@@ -37,7 +37,6 @@ from cgraph._reason import Reason
 from cgraph._torch import tree_iter, tree_map
 from cgraph.breaks import breakable, on_one_thread
 from cgraph.causes import Cause
-from cgraph.cudagraph import CUDAGraph
 from cgraph.segments import SegmentedGraph
 
 if TYPE_CHECKING:
@@ -49,7 +48,6 @@ __all__ = [
     "CapturePlan",
     "capturing",
     "frozen_in",
-    "graph_of",
     "observer_of",
     "record",
 ]
@@ -223,7 +221,7 @@ def record(plan: CapturePlan, statics: list[torch.Tensor]) -> Capture:
             result = Result.of(returned, statics, is_new, driver.device_type, values)
             del returned
             gradients.end()
-            graph = graph_of(session, result.fresh(plan.options.outputs))
+            graph = SegmentedGraph(session.finish(result.fresh(plan.options.outputs)))
         except BaseException as error:
             has_broken, was_stopped = session.has_broken, bool(stopped)
             session.fail(error)
@@ -327,17 +325,6 @@ def capturing(
                 before.wait_stream(stream)
             # Replays on other streams come after those of the capture.
             use.last_stream.follow()
-
-
-def graph_of(session: Session, results: Sequence[torch.Tensor]) -> CUDAGraph | SegmentedGraph:
-    """Build the graph of a session whose function has returned; it copies results to new memory.
-
-    The graph is the segment itself if there is only one.
-    """
-    steps = session.finish(results)
-    if len(steps) == 1 and isinstance(steps[0], CUDAGraph):
-        return steps[0]
-    return SegmentedGraph(steps)
 
 
 def _storages_in(session: Session | None, gradients: LeafGradients) -> list[int]:

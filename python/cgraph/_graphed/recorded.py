@@ -10,7 +10,6 @@ from cgraph import _core
 from cgraph._graphed.leaf_gradients import LeafGradients
 from cgraph._graphed.results import Result
 from cgraph._python.assignments import Assigning
-from cgraph.cudagraph import CUDAGraph
 from cgraph.segments import SegmentedGraph
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ class Recorded:
 
     def __init__(
         self,
-        graph: CUDAGraph | SegmentedGraph,
+        graph: SegmentedGraph,
         statics: list[torch.Tensor],
         result: Result,
         seconds: float,
@@ -93,26 +92,25 @@ class Recorded:
     @property
     def breaks(self) -> tuple[str, ...]:
         """The places where the graph is divided for eager work."""
-        return self.graph.breaks if isinstance(self.graph, SegmentedGraph) else ()
+        return self.graph.breaks
 
     @property
     def is_running(self) -> bool:
         """True if a replay in segments is under way, of which the caller may be part."""
-        return isinstance(self.graph, SegmentedGraph) and self.graph._is_running
+        return self.graph._is_running
 
     @property
     def inputs(self) -> _core.Inputs | None:
         """The root nodes that copy to the static tensors; None with breaks."""
-        captured = self.graph._captured if isinstance(self.graph, CUDAGraph) else None
-        return None if captured is None else captured.inputs
+        alone = self.graph._alone
+        return None if alone is None or alone._captured is None else alone._captured.inputs
 
     @property
     def _last(self) -> Captured:
         """The capture of the last segment."""
-        graph = self.graph
-        last = graph.segments[-1] if isinstance(graph, SegmentedGraph) else graph
-        assert last._captured is not None
-        return last._captured
+        captured = self.graph.segments[-1]._captured
+        assert captured is not None
+        return captured
 
     @property
     def copies(self) -> Results | None:

@@ -14,7 +14,7 @@ from cgraph._captures.pool_blocks import PoolBlocks
 from cgraph._captures.spelled_out import SpelledOut
 from cgraph._graphed.call import Call
 from cgraph._graphed.observation import Observation, Reads
-from cgraph._graphed.record import BrokenError, Capture, CapturePlan, capturing, frozen_in, graph_of
+from cgraph._graphed.record import BrokenError, Capture, CapturePlan, capturing, frozen_in
 from cgraph._graphed.recorded import Recorded
 from cgraph._graphed.results import Result
 from cgraph._operators.codes import Codes
@@ -24,6 +24,7 @@ from cgraph._python.guards import Guards
 from cgraph._python.names import names_in
 from cgraph.breaks import Work, breakable, on_one_thread
 from cgraph.errors import CaptureError
+from cgraph.segments import SegmentedGraph
 
 __all__ = ["UnlikeError", "can_be_like", "for_sizes", "record_sized"]
 
@@ -92,7 +93,7 @@ def record_sized(
                 raise
             result = Result.of(returned, statics, is_new, driver.device_type)
             del returned
-            graph = graph_of(session, result.fresh(plan.options.outputs))
+            graph = SegmentedGraph(session.finish(result.fresh(plan.options.outputs)))
         except BaseException as error:
             session.fail(error)
             restore.put_back()

@@ -23,7 +23,6 @@ from cgraph._reason import Reason
 from cgraph.breaks import GradientBreakError, Work, breakable, innermost, on_one_thread
 from cgraph.callables import callables_on, graphed_of
 from cgraph.errors import CallableError
-from cgraph.segments import SegmentedGraph
 
 if TYPE_CHECKING:
     from cgraph._debug.periodic_check import PeriodicCheck
@@ -69,7 +68,7 @@ class Trained:
     @property
     def is_running(self) -> bool:
         """True if a replay in segments is under way, of which the caller may be part."""
-        return any(isinstance(one, SegmentedGraph) and one._is_running for one in self._graphs)
+        return any(one._is_running for one in self._graphs)
 
     def is_open(self) -> bool:
         """True if the last call's backward pass may still run, which another call would spoil."""

@@ -18,7 +18,6 @@ from cgraph._graphed.writeback import leave
 from cgraph._padding.resize import number_of, padded, resized, row_of
 from cgraph._padding.rows import Fit
 from cgraph._torch import tree_flatten, tree_unflatten
-from cgraph.cudagraph import CUDAGraph
 from cgraph.errors import ArgumentError
 
 __all__ = ["Padded", "PaddedPasses", "cut_leaves"]
@@ -60,14 +59,14 @@ class Padded:
         The root node of a graph copies first rows and pads if rows lie side by side.
         """
         recorded = self._recorded
-        graph, inputs = recorded.graph, recorded.inputs
+        graph, inputs = recorded.graph._alone, recorded.inputs
         fills = {pad for pad, dim in zip(self._pads, self._dims, strict=True) if dim is not None}
         if fills not in ({"repeat"}, {"zero"}):
             return None
         if recorded.debugged is not None or recorded.leaves_more:
             return None
         fill: Any = fills.pop()
-        if not isinstance(graph, CUDAGraph) or inputs is None:
+        if graph is None or inputs is None:
             return None
         statics = zip(self._recorded.statics, self._dims, strict=True)
         if any(dim not in (0, None) or not static.is_contiguous() for static, dim in statics):

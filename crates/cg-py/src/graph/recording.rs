@@ -100,7 +100,9 @@ impl Replayed {
             return Ok(Self::Padded(padded.clone().unbind()));
         }
         if let Ok(segments) = replayed.cast::<Segments>() {
-            return Ok(Self::Segments(segments.clone().unbind()));
+            let alone = segments.get().alone(replayed.py());
+            let whole = || Self::Segments(segments.clone().unbind());
+            return Ok(alone.map_or_else(whole, Self::Graph));
         }
         if replayed.is_callable() {
             return Ok(Self::Callable(replayed.clone().unbind()));

@@ -192,6 +192,14 @@ impl Segments {
         Ok(())
     }
 
+    /// Return the only step, if that is a graph.
+    pub(crate) fn alone(&self, py: Python<'_>) -> Option<Py<Graph>> {
+        match &**self.lock() {
+            [Step::Graph(graph)] => Some(graph.clone_ref(py)),
+            _ => None,
+        }
+    }
+
     /// Return whether gradients are recorded, and whether it is inference mode; none under autocast.
     fn modes_now(&self, py: Python<'_>) -> PyResult<Option<(bool, bool)>> {
         let is = |function: &Py<PyAny>| function.bind(py).call0()?.is_truthy();
