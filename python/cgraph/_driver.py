@@ -29,8 +29,8 @@ __all__ = [
     "Captured",
     "Driver",
     "Handle",
+    "OpenCapture",
     "Pool",
-    "Recording",
     "current",
     "number",
     "put_in_force",
@@ -86,7 +86,7 @@ class Captured:
     footprint: Footprint | None = None
 
 
-class Recording(Protocol):
+class OpenCapture(Protocol):
     """An open capture.
 
     Attributes:
@@ -129,7 +129,7 @@ class Driver(Protocol):
     device_type: str
     captures_compiled: bool
 
-    def begin(self, options: CaptureOptions) -> Recording:
+    def begin(self, options: CaptureOptions) -> OpenCapture:
         """Begin a capture on the current stream; on an error nothing is left behind."""
 
     def is_capturing(self) -> bool:

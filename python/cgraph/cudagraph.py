@@ -12,7 +12,7 @@ from cgraph import _core, _driver, data
 from cgraph._captures.capture_options import CaptureOptions
 from cgraph._captures.capture_scopes import require_thawed
 from cgraph._captures.footprint import is_weighing
-from cgraph._driver import Captured, Handle, Pool, Recording
+from cgraph._driver import Captured, Handle, OpenCapture, Pool
 from cgraph._reason import Reason
 from cgraph._text import first_line, plural
 from cgraph.causes import Cause
@@ -57,7 +57,7 @@ class CUDAGraph(_core.Graph):
     serialised.
     """
 
-    _recording: Recording | None = None
+    _capture: OpenCapture | None = None
     _captured: Captured | None = None
     _generators: list[Any]
     _ended: bool = False
@@ -126,7 +126,7 @@ class CUDAGraph(_core.Graph):
             preset.resumes,
             preset.is_weighed,
         )
-        self._recording = self._driver.begin(options)
+        self._capture = self._driver.begin(options)
         self._statics, self._number = options.statics, next(_numbers)
         try:
             self._run_hooks("capture_start")
@@ -159,10 +159,10 @@ class CUDAGraph(_core.Graph):
 
     def capture_end_pre(self) -> None:
         """End the capture without finalising it: the template is live, even if it is not kept."""
-        recording = self._require_recording()
-        self._recording = None
+        capture = self._require_capture()
+        self._capture = None
         try:
-            captured = recording.finish()
+            captured = capture.finish()
         except CaptureError as error:
             from cgraph._explanation.findings import blame_at_end
 
@@ -178,7 +178,7 @@ class CUDAGraph(_core.Graph):
         self._labels = captured.labels
         self._ended = True
         all_graphs[id(self)] = self
-        if nodes == 0 and not recording.may_be_empty:
+        if nodes == 0 and not capture.may_be_empty:
             text = (
                 "The CUDA Graph is empty: nothing was enqueued on the capturing stream. Tensors of"
                 " another device, or another current stream, are the usual cause"
@@ -224,10 +224,10 @@ class CUDAGraph(_core.Graph):
 
         Destroy callbacks run first and are used up, and retained objects go; hooks stay.
         """
-        recording, self._recording = self._recording, None
+        capture, self._capture = self._capture, None
         try:
-            if recording is not None:
-                recording.abandon()
+            if capture is not None:
+                capture.abandon()
         finally:
             try:
                 self._end_cycle()
@@ -259,8 +259,8 @@ class CUDAGraph(_core.Graph):
 
     def pool(self) -> Handle:
         """Return the token of the memory pool, for other captures that share it."""
-        if self._recording is not None:
-            return self._recording.pool
+        if self._capture is not None:
+            return self._capture.pool
         return self.pools()[0]
 
     def pools(self) -> list[Handle]:
@@ -391,13 +391,13 @@ class CUDAGraph(_core.Graph):
 
         return self._replay_made(fresh_of(self._captured), tensors)
 
-    def _require_recording(self) -> Recording:
-        if self._recording is None:
+    def _require_capture(self) -> OpenCapture:
+        if self._capture is None:
             raise StateError("capture_end() without a capture: call capture_begin() first")
-        return self._recording
+        return self._capture
 
     def _require_empty(self) -> None:
-        if self._recording is not None:
+        if self._capture is not None:
             raise StateError(
                 "a capture into a graph that captures already: call capture_end() first"
             )
@@ -408,7 +408,7 @@ class CUDAGraph(_core.Graph):
 
     def _instantiate_for_replay(self) -> None:
         """Instantiate for ``replay()`` when there is no exec."""
-        if self._recording is not None:
+        if self._capture is not None:
             raise StateError("replay() inside the capture: call capture_end() first")
         if self._captured is None:
             raise StateError(
@@ -432,11 +432,11 @@ class CUDAGraph(_core.Graph):
 
     def _abandon(self, error: BaseException) -> None:
         """Discard an open capture because of an exception in its body."""
-        recording, self._recording = self._recording, None
-        if recording is None:
+        capture, self._capture = self._capture, None
+        if capture is None:
             return
         try:
-            reason = recording.abandon()
+            reason = capture.abandon()
         except Exception as failure:  # the body's own exception is the one to come out
             reason = f"{failure} (while the capture was abandoned)"
         from cgraph._explanation.findings import blame

@@ -109,9 +109,9 @@ class Simulator:
 
     # The driver interface.
 
-    def begin(self, options: CaptureOptions) -> _driver.Recording:
+    def begin(self, options: CaptureOptions) -> _driver.OpenCapture:
         """Begin a capture on the current stream."""
-        from cgraph._captures.sim import Recording
+        from cgraph._captures.sim import OpenCapture
         from cgraph._captures.turns import Turn
 
         if self.is_capturing():
@@ -133,7 +133,7 @@ class Simulator:
             own.end()
             raise
         try:
-            return Recording(self, capture, handle, own, options)
+            return OpenCapture(self, capture, handle, own, options)
         except BaseException:
             handle.mem_pool.is_open = False
             with suppress(CgraphError):  # it may have ended it itself

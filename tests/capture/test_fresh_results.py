@@ -141,8 +141,8 @@ def test_a_graph_without_static_inputs_has_fresh_results(lab: Lab) -> None:
     x = fresh(lab, 6, 8)
     graph = cgraph.CUDAGraph()
     with cgraph.graph(graph):
-        assert graph._recording is not None
-        graph._recording.results = [x * 2]
+        assert graph._capture is not None
+        graph._capture.results = [x * 2]
     (first,) = graph._replay_fresh()
     x.add_(1)
     (second,) = graph._replay_fresh()

@@ -305,8 +305,8 @@ def test_the_graph_s_memory_may_be_used_again_in_its_pool() -> None:
         graph = cgraph.CUDAGraph()
         graph._options = CaptureOptions(statics=(static,))
         with cgraph.graph(graph, pool=pool):
-            assert graph._recording is not None
-            graph._recording.results = [static * factor]
+            assert graph._capture is not None
+            graph._capture.results = [static * factor]
         gc.collect()
         graphs.append(graph)
     x = torch.randn(1000, device="cuda")

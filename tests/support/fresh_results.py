@@ -25,8 +25,8 @@ def capture(
     graph._options = CaptureOptions(statics=statics)
     with cgraph.graph(graph):
         results = list(fn(*statics))
-        assert graph._recording is not None
-        graph._recording.results = results
+        assert graph._capture is not None
+        graph._capture.results = results
     return graph, results
 
 

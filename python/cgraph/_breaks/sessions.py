@@ -19,7 +19,7 @@ from cgraph._captures.capture_options import CaptureOptions
 from cgraph._captures.label_recorder import LabelRecorder
 from cgraph._captures.pool_blocks import PoolBlocks
 from cgraph._captures.sim_pools import SimMemPool
-from cgraph._driver import Pool, Recording
+from cgraph._driver import OpenCapture, Pool
 from cgraph._source import user_line
 from cgraph._torch import tree_iter, tree_map
 from cgraph.breaks import Work
@@ -84,7 +84,7 @@ class Session:
         self._open: CUDAGraph | None = None
         self._in_break = False
         self._failure: BaseException | None = None
-        self._last: Recording | None = None
+        self._last: OpenCapture | None = None
         self.flows: list[Flow] = []
         self._flow = flow
         self._at_break = at_break
@@ -108,7 +108,7 @@ class Session:
             segment.register_generator_state(generator)
         segment.capture_begin(pool=self._pool, capture_error_mode=self._mode)
         segment._options = CaptureOptions()
-        self._open, self._last = segment, segment._recording
+        self._open, self._last = segment, segment._capture
         if self._blocks is not None and self._last is not None:
             self._blocks.token = self._last.pool
         # Where nothing runs, the results of earlier work are not read yet.
@@ -184,8 +184,8 @@ class Session:
                 "the function went on after a break or its backward pass had raised, and what"
                 " followed was not captured: let the exception out, or catch it inside the break"
             ) from self._failure
-        if self._open is not None and self._open._recording is not None:
-            self._open._recording.results = results
+        if self._open is not None and self._open._capture is not None:
+            self._open._capture.results = results
         self._end(is_last=True)
         for step in self._steps:
             if isinstance(step, Break):
@@ -232,9 +232,9 @@ class Session:
         assert segment is not None
         self.forks.end(is_last)
         is_first = not self._steps
-        if segment._recording is not None:
-            segment._recording.may_be_empty = self._may_be_empty or not (is_first and is_last)
-            segment._recording.goes_on = not is_last
+        if segment._capture is not None:
+            segment._capture.may_be_empty = self._may_be_empty or not (is_first and is_last)
+            segment._capture.goes_on = not is_last
         segment.capture_end()
         self._open = None
         if segment._nodes == 0 and not is_last and not (is_first and segment._statics):

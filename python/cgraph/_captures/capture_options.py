@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from cgraph._captures.label_recorder import LabelRecorder
-    from cgraph._driver import Pool, Recording
+    from cgraph._driver import OpenCapture, Pool
 
 __all__ = ["CaptureOptions"]
 
@@ -33,5 +33,5 @@ class CaptureOptions(NamedTuple):
     generators: Sequence[Any] = ()
     labels: LabelRecorder | None = None
     statics: Sequence[Any] = ()
-    resumes: Recording | None = None
+    resumes: OpenCapture | None = None
     is_weighed: bool = False

@@ -11,8 +11,8 @@ import torch
 from cgraph import _core, _torch
 from cgraph._captures import cuda_pools
 from cgraph._captures.capture_options import CaptureOptions
+from cgraph._captures.cuda_capture import OpenCapture
 from cgraph._captures.cuda_pools import CudaMemPool
-from cgraph._captures.cuda_recording import Recording
 from cgraph._captures.footprint import PoolState
 from cgraph._captures.turns import Turn
 from cgraph._driver import Handle
@@ -32,7 +32,7 @@ class Cuda:
         _torch.require_cuda()
         self._side_streams: dict[int, tuple[_core.Stream, torch.cuda.Stream]] = {}
 
-    def begin(self, options: CaptureOptions) -> Recording:
+    def begin(self, options: CaptureOptions) -> OpenCapture:
         """Begin a capture on torch's current stream."""
         # Fails with NoDriverError where torch would fail in CUDA's initialisation.
         ordinal = torch.cuda.current_device() if _torch.has_gpu() else 0
@@ -56,7 +56,7 @@ class Cuda:
             _torch.release_outliving()
             _torch.make_handles(ordinal)
             handle = cuda_pools.resolve(options.pool, ordinal, side)
-            return Recording(device, ordinal, stream, side, handle, options, own)
+            return OpenCapture(device, ordinal, stream, side, handle, options, own)
         except BaseException:
             own.end()
             raise

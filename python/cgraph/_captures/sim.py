@@ -38,7 +38,7 @@ from cgraph.errors import CaptureError, DriverError
 if TYPE_CHECKING:
     from cgraph.sim import Simulator
 
-__all__ = ["Recording"]
+__all__ = ["OpenCapture"]
 
 aten = torch.ops.aten
 
@@ -52,7 +52,7 @@ _UNINITIALISED = {
 }
 
 
-class Recording:
+class OpenCapture:
     """An open capture on the simulator.
 
     Attributes:
@@ -81,7 +81,7 @@ class Recording:
         self._checks_liveness = options.checks_liveness
         self._thread = threading.get_ident()
         resumed, labels = options.resumes, options.labels
-        if isinstance(resumed, Recording):
+        if isinstance(resumed, OpenCapture):
             recorder = resumed.recorder
         else:
             recorder = Recorder(simulator, handle.mem_pool)

@@ -86,10 +86,10 @@ def record(
             results = list(returned) if isinstance(returned, (list, tuple)) else [returned]
             del returned
             outputs = _outputs(driver, pool, results, new, taken)
-            if made._recording is not None:
-                made._recording.may_be_empty = True
+            if made._capture is not None:
+                made._capture.may_be_empty = True
                 if new.is_fresh and all(map(can_be_fresh, outputs.new)):
-                    made._recording.results = tuple(outputs.new)
+                    made._capture.results = tuple(outputs.new)
     finally:
         moved = taken.put_back()
     inputs.clear()

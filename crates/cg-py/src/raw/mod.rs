@@ -108,7 +108,7 @@ pub(crate) fn new_nodes(
 
 /// Return how many nodes the capture that is open on a stream has; none if it is unusable, or there is none.
 pub(crate) fn captured_nodes(_py: Python<'_>, stream: &Stream) -> Result<Option<usize>> {
-    // SAFETY: `cgraph._captures.cuda_recording` asks on the thread that is about to end its own capture, and
+    // SAFETY: `cgraph._captures.cuda_capture` asks on the thread that is about to end its own capture, and
     // the interpreter is held.
     unsafe { stream.captured_nodes() }
 }

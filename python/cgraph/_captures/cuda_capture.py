@@ -36,10 +36,10 @@ from cgraph.mempool import MemPool
 if TYPE_CHECKING:
     from cgraph.timeline import Event
 
-__all__ = ["Recording"]
+__all__ = ["OpenCapture"]
 
 
-class Recording:
+class OpenCapture:
     """An open capture, hosted by torch.
 
     Args:
@@ -168,7 +168,7 @@ class Recording:
 
     def _new_meter(self, options: CaptureOptions) -> Meter:
         resumes = options.resumes
-        if isinstance(resumes, Recording) and resumes.goes_on and not is_recording():
+        if isinstance(resumes, OpenCapture) and resumes.goes_on and not is_recording():
             resumes._meter.restart()
             return resumes._meter
         weigh = functools.partial(_weigh, self._ordinal, self._handle.mem_pool)
