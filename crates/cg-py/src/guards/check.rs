@@ -1,5 +1,8 @@
 //! `Check`: the object that must be at a place.
 
+use std::collections::HashMap;
+use std::sync::Arc;
+
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -55,7 +58,19 @@ pub(super) struct Function {
 }
 
 /// Names, or other keys of dictionaries, under which there must be nothing.
-pub(super) struct Absent(pub(super) Box<[Py<PyAny>]>);
+#[derive(Clone)]
+pub(super) struct Absent(Arc<Names>);
+
+struct Names {
+    all: Box<[Py<PyAny>]>,
+    /// Of those that are strings: of a key that is none Python tells only that something has changed.
+    hashes: Box<[isize]>,
+}
+
+/// The sets of such names that were read, by the addresses of Python's: hundreds of objects share one of
+/// hundreds of names.
+#[derive(Default)]
+pub(super) struct AbsentSets(HashMap<usize, Absent>);
 
 /// The keys of a dictionary, in their order; the places of its items say what is there.
 pub(super) struct Keys(Box<[Py<PyAny>]>);
@@ -75,6 +90,7 @@ impl Check {
     pub(super) fn parse(
         from: &Bound<'_, PyTuple>,
         reader: Option<&Py<TensorReader>>,
+        sets: &mut AbsentSets,
     ) -> PyResult<Self> {
         let kind: String = from.get_item(0)?.extract()?;
         let value = from.get_item(1);
@@ -89,9 +105,9 @@ impl Check {
             "dict" => {
                 let keys: Option<Vec<Py<PyAny>>> = from.get_item(2)?.extract()?;
                 let keys = keys.map(|keys| Keys(keys.into()));
-                Self::Dict(class()?, keys, Absent::new(&from.get_item(3)?)?)
+                Self::Dict(class()?, keys, sets.read(&from.get_item(3)?)?)
             }
-            "object" => Self::Object(class()?, Absent::new(&from.get_item(2)?)?),
+            "object" => Self::Object(class()?, sets.read(&from.get_item(2)?)?),
             "set" => {
                 let members = from.get_item(2)?.cast_into::<PyFrozenSet>()?;
                 Self::Set(class()?, Box::new(Members::new(members)))
@@ -114,7 +130,7 @@ impl Check {
             }
             "class" => {
                 let class = value?.cast_into::<PyType>()?;
-                let absent = Absent::new(&from.get_item(2)?)?;
+                let absent = sets.read(&from.get_item(2)?)?;
                 Self::Class(class.into_any().unbind(), absent)
             }
             _ => {
@@ -182,7 +198,7 @@ impl Check {
             }
             Self::Object(_, absent) => {
                 self.still_fits(now)
-                    && (absent.0.is_empty()
+                    && (absent.is_empty()
                         || attributes_of(now).is_none_or(|all| absent.are_absent(&all.dict)))
             }
             _ => self.still_fits(now),
@@ -210,7 +226,7 @@ impl Check {
                 .cast::<PyWeakrefReference>()
                 .is_ok_and(|now| now.upgrade().is_some() == *is_alive),
             Self::Class(_, absent) => {
-                let mut names = absent.0.iter();
+                let mut names = absent.0.all.iter();
                 let is_absent = |name: &Py<PyAny>| {
                     let name = name.bind(now.py()).cast::<PyString>();
                     name.is_ok_and(|name| of_class(now, name).is_none())
@@ -229,7 +245,7 @@ impl Check {
     pub(super) fn absent(&self) -> Option<&Absent> {
         match self {
             Self::Dict(.., absent) | Self::Object(_, absent) => {
-                Some(absent).filter(|absent| !absent.0.is_empty())
+                Some(absent).filter(|absent| !absent.is_empty())
             }
             _ => None,
         }
@@ -263,21 +279,50 @@ impl Check {
     }
 }
 
+impl AbsentSets {
+    /// Read a set, which the caller keeps as long as this.
+    fn read(&mut self, names: &Bound<'_, PyAny>) -> PyResult<Absent> {
+        let address = names.as_ptr().addr();
+        if let Some(known) = self.0.get(&address) {
+            return Ok(known.clone());
+        }
+        let read = Absent::new(names.cast::<PyFrozenSet>()?)?;
+        self.0.insert(address, read.clone());
+        Ok(read)
+    }
+}
+
 impl Absent {
-    fn new(names: &Bound<'_, PyAny>) -> PyResult<Self> {
-        let names = names.cast::<PyFrozenSet>()?.iter().map(|name| {
+    fn new(names: &Bound<'_, PyFrozenSet>) -> PyResult<Self> {
+        let (mut all, mut hashes) = (Vec::new(), Vec::new());
+        for name in names {
             let Ok(text) = name.cast::<PyString>() else {
-                return Ok(name.unbind());
+                all.push(name.unbind());
+                continue;
             };
+            if text.is_exact_instance_of::<PyString>() {
+                hashes.push(text.hash()?);
+            }
             let interned = PyString::intern(text.py(), text.to_str()?);
-            Ok(interned.into_any().unbind())
-        });
-        Ok(Self(names.collect::<PyResult<_>>()?))
+            all.push(interned.into_any().unbind());
+        }
+        Ok(Self(Arc::new(Names {
+            all: all.into(),
+            hashes: hashes.into(),
+        })))
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.all.is_empty()
+    }
+
+    pub(super) fn hashes(&self) -> &[isize] {
+        &self.0.hashes
     }
 
     /// Return whether a dictionary has none of them.
     pub(super) fn are_absent(&self, dict: &Bound<'_, PyDict>) -> bool {
-        let mut names = self.0.iter();
+        let mut names = self.0.all.iter();
         names.all(|name| raw::item_address(dict, name.bind(dict.py())) == Some(0))
     }
 }

@@ -4,9 +4,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyString, PyTuple, PyType};
+use pyo3::types::{PyDict, PyTuple, PyType};
 
-use super::check::Check;
+use super::check::{Absent, AbsentSets, Check};
 use super::class_versions::ClassVersions;
 use super::key::Key;
 use super::step::Step;
@@ -97,12 +97,13 @@ impl Places {
         let mut all: Vec<Place> = Vec::with_capacity(from.len());
         let mut classes: Vec<Option<Bound<'_, PyType>>> = Vec::with_capacity(from.len());
         let mut looked: Vec<Looked> = (0..from.len()).map(|_| Looked::default()).collect();
+        let mut sets = AbsentSets::default();
         let mut untracked = Vec::new();
         let mut given: Vec<Inside> = Vec::new();
         let mut tensors: Vec<(usize, Bound<'_, PyAny>)> = Vec::new();
         for (i, (parent, step, checked)) in from.iter().enumerate() {
             let step = Step::parse(step)?;
-            let check = Check::parse(checked, reader)?;
+            let check = Check::parse(checked, reader, &mut sets)?;
             if check.is_of_tensor() {
                 tensors.push((i, checked.get_item(1)?));
             }
@@ -138,7 +139,7 @@ impl Places {
                 all[parent].places.push(i);
                 looked[parent].add_step(py, &step, container);
             }
-            looked[i].add_check(py, &check)?;
+            looked[i].add_check(&check);
             classes.push(check.class(py));
             all.push(Place {
                 parent,
@@ -192,23 +193,17 @@ impl Looked {
         }
     }
 
-    fn add_check(&mut self, py: Python<'_>, check: &Check) -> PyResult<()> {
+    fn add_check(&mut self, check: &Check) {
         let to = match check {
-            Check::Object(_, absent) if !absent.0.is_empty() => &mut self.attributes,
+            Check::Object(_, absent) if !absent.is_empty() => &mut self.attributes,
             Check::Dict(_, keys, _) => {
                 self.are_counted = keys.is_some();
                 &mut self.items
             }
-            _ => return Ok(()),
+            _ => return,
         };
         let to = to.get_or_insert_default();
-        for name in check.absent().into_iter().flat_map(|absent| &absent.0) {
-            // Of a key that is no string Python tells only that something has changed.
-            if name.bind(py).is_exact_instance_of::<PyString>() {
-                to.push(name.bind(py).hash()?);
-            }
-        }
-        Ok(())
+        to.extend(check.absent().map_or(&[][..], Absent::hashes));
     }
 
     fn finish(self) -> Option<Looks> {
