@@ -62,10 +62,12 @@ def record_sized(
     Raises:
         BrokenError: The capture failed.
         CaptureError: The function changed a guarded value.
-        UnlikeError: The function ran other code, met a break, found other values, or left a tensor.
+        UnlikeError: The function ran other code, met a break, found other values, or left a tensor;
+            or replays copy tensors at guarded places.
     """
     call, driver, before, began = plan.call, plan.driver, plan.before, time.perf_counter()
-    if not before.guards.fit(call.objects):
+    if call.placed or not before.guards.fit(call.objects):
+        # Who puts copies at the places of tensors has to see what the function assigns there.
         raise UnlikeError
     args, kwargs = call.arguments(statics)
     given = {_torch.storage_id(one.untyped_storage()) for one in statics}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from typing import Any
 
 import pytest
@@ -130,3 +131,24 @@ def test_an_error_of_a_capture_ahead_names_the_arguments_that_were_cut(
     notes = " ".join(getattr(raised.value, "__notes__", []))
     assert "x, w were cut or padded" in notes and "dim={'x': 0}" in notes
     caplog.clear()  # torch has logged the error, whose traceback has the function
+
+
+@pytest.mark.filterwarnings("ignore:.*runs eagerly")
+@pytest.mark.parametrize("is_ahead", [False, True])
+def test_sizes_follow_a_tensor_that_moves_whoever_captures_them(lab: Lab, is_ahead: bool) -> None:
+    box = types.SimpleNamespace(scale=fresh(lab, 4))
+    graphed = cgraph.graphed(lambda x: x * box.scale, sizes=[3, 6])
+
+    def require_right(rows: int) -> None:
+        x = fresh(lab, rows, 4)
+        torch.testing.assert_close(graphed(x), x * box.scale)
+
+    with torch.no_grad():
+        for _ in range(3):
+            require_right(3)
+            box.scale = fresh(lab, 4)
+        if is_ahead:
+            graphed.capture(fresh(lab, 3, 4), progress=False)
+        for rows in (1, 3, 6, 5, 3, 6):
+            require_right(rows)
+            box.scale = fresh(lab, 4)
