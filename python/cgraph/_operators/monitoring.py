@@ -39,12 +39,14 @@ class _Watch:
             argument.
         names: The names.
         looked_at: The code objects whose calls are reported.
+        known: The code objects that have begun, by ``id``: hashing one takes longer than a call.
     """
 
     begins: Callable[[CodeType], bool]
     calls: Callable[[Any, Any], None]
     names: Collection[str]
     looked_at: list[CodeType] = field(default_factory=list)
+    known: dict[int, CodeType] = field(default_factory=dict)
 
 
 @contextmanager
@@ -124,8 +126,10 @@ def _begins(code: CodeType, _: int) -> Any:
     monitoring: Any = sys.monitoring  # type: ignore[attr-defined,unused-ignore]
     watch = watches[-1]
     is_done = watch.begins(code)
-    if not names_in((code,)).isdisjoint(watch.names):
-        _look_at(watch, code)
+    if id(code) not in watch.known:
+        watch.known[id(code)] = code
+        if not names_in((code,)).isdisjoint(watch.names):
+            _look_at(watch, code)
     # Other blocks may still need the report.
     return monitoring.DISABLE if is_done and len(_watched) == 1 and len(watches) == 1 else None
 

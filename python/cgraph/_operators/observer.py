@@ -396,7 +396,8 @@ class Observer(OperatorMode):
         place = len(operators)
         origins = tuple([self._origin(one, place, given) for one in tensors])
         line = user_line() if self._lines else None
-        operators.append(Operator(facts.name, numbers, origins, line))
+        # A call of its class takes longer, and would be reported as code that begins.
+        operators.append(tuple.__new__(Operator, (facts.name, numbers, origins, line)))
         if not self.is_backward:
             self.is_backward = _torch.backward_pass() != -1
         self.draws |= facts.draws

@@ -196,7 +196,8 @@ class Places:
     def _add(
         self, parent: int, step: tuple[Any, ...], check: tuple[Any, ...], name: str, v: Any
     ) -> int:
-        self.found.append(Place(parent, step, check, name, v))
+        # A call of its class takes longer.
+        self.found.append(tuple.__new__(Place, (parent, step, check, name, v)))
         return len(self.found) - 1
 
     def _count(
