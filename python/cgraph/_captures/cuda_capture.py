@@ -55,7 +55,6 @@ class OpenCapture:
         results: The tensors that replays copy to new memory; set before the end.
         goes_on: True if another capture resumes this one; set before the end.
         may_be_empty: True if a capture without a node is no mistake; set before the end.
-        pool: The token of the capture's pool.
     """
 
     results: Sequence[torch.Tensor] = ()
@@ -86,7 +85,6 @@ class OpenCapture:
         self._stream = stream
         self._side = side
         self._generators = [torch.cuda.default_generators[ordinal], *options.generators]
-        self.pool: Handle = handle
         self._handle = handle
         self._leases: list[_torch.PoolLease] = []
         self._others: list[PoolHandle] = []
@@ -105,6 +103,11 @@ class OpenCapture:
                 self._close()
                 own.end()
             raise
+
+    @property
+    def pool(self) -> Handle:
+        """The token of the capture's pool."""
+        return self._handle
 
     def finish(self) -> Captured:
         """End the capture on the stream it began on; an error leaves nothing."""
@@ -274,8 +277,7 @@ class OpenCapture:
         self._is_over = True
         # The token, whose keeper would reset the host, if the host is that keeper's.
         owner = self._handle, self._host
-        template = _core.Template.from_raw(self._device, self._host.raw_cuda_graph(), owner)
-        return template if self._draws is not None else self._taken_from_host(template)
+        return _core.Template.from_raw(self._device, self._host.raw_cuda_graph(), owner)
 
     def _taken_from_host(self, template: _core.Template) -> _core.Template:
         """Copy the host's graph, with its labels, and leave the host an empty one to replay."""
@@ -330,6 +332,9 @@ class OpenCapture:
             self._end_host()
 
     def _captured(self, template: _core.Template, footprint: Footprint) -> Captured:
+        if self._draws is None:
+            # Only a trial of the emptied host tells what was drawn.
+            template = self._taken_from_host(template)
         drawn, draws = self._drawn(), None
         # If their words are the capture's own, only its host can fill them.
         if drawn and self._draws is not None:
