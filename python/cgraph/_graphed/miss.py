@@ -151,7 +151,7 @@ class Answers:
             if self._let_go(key, changes, call):
                 return self.eagerly(key, eager)
         if key.recorded is not None:
-            return self.replayed(key, call, eager)
+            return self.replayed(key, call, eager, frozen)
         copied = () if key.shown is None or key.shown.needs_grad else self.reads.copied
         if key.shown is not None and (changes or not key.shown.guards.copy(copied)):
             key.shown = key.shown.now(self.reads, call)
@@ -162,13 +162,22 @@ class Answers:
             return lambda: self.observed(family, key, call)
         return self._captured(key, call, eager, family)
 
-    def replayed(self, key: Key, call: Call, eager: Callable[[], Any]) -> Answer:
-        """Find the answer to a call whose key has a graph."""
+    def replayed(self, key: Key, call: Call, eager: Callable[[], Any], frozen: bool) -> Answer:
+        """Find the answer to a call whose key has a graph, and whose guards hold."""
         free = self.keys.free(key)
         if free is None:
             text = "four earlier calls wait for their backward passes"
             return self.once(key, Reason(Cause.OPEN_CALLS, text), eager)
+        if free is not key and free.recorded is not None and not self._holds(free, call):
+            changes = [] if free.shown is None else free.shown.guards.changes(call.objects)
+            self.require_thawed(free, frozen, changes)
+            if self._let_go(free, changes, call):
+                return self.eagerly(free, eager)
         if free.recorded is None:
+            if free.is_eager():
+                self.warnings.of_eager(free, free.reason)
+                return eager
+            free.shown = key.shown
             return self._captured(free, call, eager)
         recorded = free.recorded
         assert free.shown is not None
@@ -432,6 +441,11 @@ class Answers:
         if not is_eager and shown is not None:
             key.shown = shown.now(self.reads, call)
         return is_eager
+
+    def _holds(self, key: Key, call: Call) -> bool:
+        """Return whether the guards of a key hold that was not found by them."""
+        is_there = key.shown is not None and key.shown.guards.fit(call.objects)
+        return is_there and not self._has_moved(key, call)
 
     def require_thawed(self, key: Key, frozen: bool, changes: Sequence[Change] = ()) -> None:
         """Refuse the capture of a key where captures are forbidden.

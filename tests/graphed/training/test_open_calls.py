@@ -147,3 +147,33 @@ def test_a_result_that_waits_is_kept_by_autograd_alone(lab: Lab) -> None:
     assert x.grad is not None and own.grad is not None
     assert near(x.grad, own.grad)
     assert same_gradients(mine, eager)
+
+
+@pytest.mark.parametrize("what", ["weight", "memory", "attribute"])
+def test_calls_beside_open_ones_follow_what_was_exchanged_meanwhile(lab: Lab, what: str) -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.scale = nn.Linear(4, 4), fresh(lab, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x) * self.scale  # type: ignore[no-any-return]
+
+    net = Scaled().to(lab.device)
+    graphed, kept = cgraph.graphed(net), []
+    for change in range(4):
+        if change and what == "weight":
+            net.layer.weight = nn.Parameter(fresh(lab, 4, 4))
+        elif change and what == "memory":
+            net.layer.weight.data = fresh(lab, 4, 4)
+        elif change:
+            net.scale = fresh(lab, 4)
+        for _ in range(3):
+            x = fresh(lab, 3, 4)
+            expected, found = net(x), graphed(x)
+            torch.testing.assert_close(found, expected)
+        # The last call is open still when the next one comes.
+        for one in (found, expected):
+            [gradient] = torch.autograd.grad(one.sum(), [net.layer.bias], retain_graph=True)
+            kept.append(gradient)
+        torch.testing.assert_close(*kept[-2:])
