@@ -11,11 +11,16 @@ import torch
 from torch import Tensor, nn
 
 import cgraph
-from graphed_calls import agree, states
+from graphed_calls import Case, Change, alike_after, exchanges, states, twins_agree
 from lab import Lab, fresh
 
 WEIGHT: Any = None
 NORM: Any = None
+
+
+@pytest.fixture(autouse=True)
+def _own_weight(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "WEIGHT", fresh(lab, 4))
 
 
 class Forward(nn.Module):
@@ -34,8 +39,6 @@ class Normed(nn.Module):
 
 class Host:
     """Methods of all kinds that name a global."""
-
-    factor: Any = None
 
     def outer(self, x: Tensor) -> Tensor:
         return self.inner(x)
@@ -112,17 +115,9 @@ OF_A_WEIGHT: dict[str, Callable[..., Any]] = {
 
 
 @pytest.mark.parametrize("through", OF_A_WEIGHT)
-def test_a_global_tensor_is_followed_through(
-    lab: Lab, through: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    function = OF_A_WEIGHT[through]
-    graphed, kept = cgraph.graphed(function), []
-    with torch.no_grad():
-        for _ in range(3):
-            kept.append(fresh(lab, 4))
-            monkeypatch.setitem(globals(), "WEIGHT", kept[-1])
-            for _ in range(2):
-                agree(graphed, function, fresh(lab, 3, 4))
+def test_a_global_tensor_is_followed_through(lab: Lab, through: str) -> None:
+    changes = exchanges(globals(), "WEIGHT")
+    graphed = alike_after(lab, OF_A_WEIGHT[through], *changes, shape=(3, 4))
     assert states(graphed) == ["captured"]
 
 
@@ -145,28 +140,24 @@ def test_a_module_that_a_forward_names_is_followed(
     assert set(states(graphed)) == {"captured"}
 
 
-def test_a_tensor_of_the_class_of_an_object_is_followed(lab: Lab) -> None:
-    one, kept = Host(), []
-    graphed = cgraph.graphed(lambda x: x * one.factor)
-    for _ in range(3):
-        kept.append(fresh(lab, 4))
-        Host.factor = kept[-1]
-        for _ in range(2):
-            agree(graphed, lambda x: x * Host.factor, fresh(lab, 4))
-    assert states(graphed) == ["captured"]
+def classed(lab: Lab) -> Case:
+    class Scaling:
+        factor = fresh(lab, 4)
+
+    one = Scaling()
+    return Case(lambda x: x * one.factor, exchanges(Scaling, "factor"), shape=(3, 4))
 
 
-def test_what_a_hook_closes_over_is_followed(lab: Lab) -> None:
-    net, steered, kept = nn.Linear(4, 4).to(lab.device), {"by": fresh(lab, 4)}, []
-    net.register_forward_hook(lambda module, args, result: result + steered["by"])
-    graphed = cgraph.graphed(net)
-    with torch.no_grad():
-        for _ in range(3):
-            kept.append(steered["by"])
-            steered["by"] = fresh(lab, 4)
-            for _ in range(2):
-                agree(graphed, net, fresh(lab, 3, 4))
-    assert states(graphed) == ["captured"]
+def hooked(lab: Lab, hook: Callable[..., Tensor], changes: list[Change]) -> Case:
+    net = nn.Linear(4, 4).to(lab.device)
+    net.register_forward_hook(hook)
+    return Case(net, changes, shape=(3, 4))
+
+
+def by_closure(lab: Lab) -> Case:
+    steered = {"by": fresh(lab, 4)}
+    changes = exchanges(steered, "by")
+    return hooked(lab, lambda module, args, result: result + steered["by"], changes)
 
 
 class Steering:
@@ -179,29 +170,27 @@ class Steering:
         return result + self.by
 
 
-def test_what_the_object_of_a_hook_has_is_followed(lab: Lab) -> None:
-    net, steering, kept = nn.Linear(4, 4).to(lab.device), Steering(fresh(lab, 4)), []
-    net.register_forward_hook(steering.hook)
-    graphed = cgraph.graphed(net)
-    with torch.no_grad():
-        for _ in range(3):
-            kept.append(steering.by)
-            steering.by = fresh(lab, 4)
-            for _ in range(2):
-                agree(graphed, net, fresh(lab, 3, 4))
-    assert states(graphed) == ["captured"]
+def by_object(lab: Lab) -> Case:
+    steering = Steering(fresh(lab, 4))
+    return hooked(lab, steering.hook, exchanges(steering, "by"))
 
 
-def test_many_hooks_hide_nothing_of_what_the_forward_calls(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def beside_hooks(lab: Lab) -> Case:
     net = nn.Sequential(*(nn.Identity() for _ in range(600)), Forward())
     for one in net[:600]:
         one.register_forward_hook(lambda module, args, result: None)
-    graphed, kept = cgraph.graphed(net), []
-    with torch.no_grad():
-        for _ in range(2):
-            kept.append(fresh(lab, 4))
-            monkeypatch.setitem(globals(), "WEIGHT", kept[-1])
-            agree(graphed, net, fresh(lab, 3, 4))
-    assert states(graphed) == ["captured"]
+    return Case(net, exchanges(globals(), "WEIGHT"), shape=(3, 4))
+
+
+TENSORS: dict[str, Callable[[Lab], Case]] = {
+    "the class of an object": classed,
+    "the closure of a hook": by_closure,
+    "the object of a hook": by_object,
+    "the global of a forward behind hundreds of hooks": beside_hooks,
+}
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("place", TENSORS)
+def test_a_tensor_is_followed_that_is_exchanged_in(lab: Lab, place: str, grad: bool) -> None:
+    assert states(twins_agree(lab, TENSORS[place], grad=grad)) == ["captured"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import types
 from collections import OrderedDict, deque
 from collections.abc import Callable
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import cgraph
-from graphed_calls import agree, states
+from graphed_calls import Case, Table, agree, alike_after, nothing, states, twins_agree
 from lab import Lab, fresh
 
 eager_fallback = pytest.mark.filterwarnings("ignore:.*runs eagerly")
@@ -22,52 +23,85 @@ eager_fallback = pytest.mark.filterwarnings("ignore:.*runs eagerly")
 
 def replace_first(items: Any) -> Tensor:
     items[0] = items[0] * 2
-    return items[0] + 1
+    return items[0] + 1  # type: ignore[no-any-return]
 
 
 def count_calls(items: Any) -> Tensor:
     items["n"] += 1
-    return items["x"] * items["n"]
+    return items["x"] * items["n"]  # type: ignore[no-any-return]
 
 
 def add_item(items: Any) -> Tensor:
     items["new"] = items["x"] * 2
-    return items["new"] + 1
+    return items["new"] + 1  # type: ignore[no-any-return]
 
 
 def drop_nested(items: Any) -> Tensor:
     items["rest"] = None
-    return items["x"] * 2
+    return items["x"] * 2  # type: ignore[no-any-return]
 
 
 def append(items: Any) -> Tensor:
     items.append(items[0] * 2)
-    return items[0] + 1
+    return items[0] + 1  # type: ignore[no-any-return]
+
+
+def turn(items: Any) -> Tensor:
+    items.reverse()
+    return items[0] * 2  # type: ignore[no-any-return]
+
+
+def after(change: Callable[[Tensor], Any]) -> Callable[[Tensor], Tensor]:
+    """Return a function that changes its argument first."""
+
+    def function(x: Tensor) -> Tensor:
+        change(x)
+        return x * 2
+
+    return function
+
+
+def expand(a: Tensor, b: Tensor) -> Tensor:
+    a.add_(1)
+    return b.expand(2, -1, -1)
+
+
+def alone(x: Tensor) -> tuple[Any, ...]:
+    return (x,)
+
+
+def with_list(x: Tensor) -> tuple[Any, ...]:
+    return x, [1, 2]
+
+
+# Functions that change arguments; these, made of a tensor; and the state of their keys, if certain.
+CHANGES: dict[str, tuple[Callable[..., Any], Callable[[Tensor], tuple[Any, ...]], str | None]] = {
+    "another first item of a list": (replace_first, lambda x: ([x],), "eager"),
+    "a count of calls in a dictionary": (count_calls, lambda x: ({"x": x, "n": 1},), "captured"),
+    "a new item of a subclass of a dictionary": (add_item, lambda x: (OrderedDict(x=x),), "eager"),
+    "one more item of a deque": (append, lambda x: (deque([x]),), "eager"),
+    "an item of a dictionary less": (drop_nested, lambda x: ({"x": x, "rest": [x]},), "captured"),
+    "another order of a list": (turn, lambda x: ([x, x + 1],), "eager"),
+    "one more number of a list": (lambda x, some: some.append(1) or x * 2, with_list, None),
+    "a number of a list less": (lambda x, some: some.pop() and x * 2, with_list, None),
+    "an empty list": (lambda x, some: some.clear() or x * 2, with_list, None),
+    "one more dimension": (after(lambda x: x.unsqueeze_(0)), alone, None),
+    "another layout": (after(lambda x: x.t_()), alone, None),
+    "another size": (after(lambda x: x.resize_(1, 2)), alone, None),
+    "other memory": (after(lambda x: x.set_(torch.ones(2, device=x.device))), alone, None),
+    "other data": (after(lambda x: setattr(x, "data", x.data * 2)), alone, None),
+    "a write that no version counts": (after(lambda x: x.data.add_(1)), alone, "captured"),
+    "a write of many": (after(lambda x: torch._foreach_add_([x], 1)), alone, "captured"),
+    "a write into what is expanded": (expand, lambda x: (x, x), None),
+}
 
 
 @eager_fallback
-@pytest.mark.parametrize(
-    ("function", "make"),
-    [
-        (replace_first, lambda x: [x]),
-        (count_calls, lambda x: {"x": x, "n": 1}),
-        (add_item, lambda x: OrderedDict(x=x)),
-        (append, lambda x: deque([x])),
-        (drop_nested, lambda x: {"x": x, "rest": [x]}),
-        (lambda items: items.reverse() or items[0] * 2, lambda x: [x, x + 1]),
-    ],
-)
-def test_a_container_that_the_function_changes_is_changed_for_the_caller(
-    lab: Lab, function: Callable[[Any], Tensor], make: Callable[[Tensor], Any]
-) -> None:
-    graphed = cgraph.graphed(function)
-    for _ in range(3):
-        x = fresh(lab, 3)
-        own, other = make(x.clone()), make(x.clone())
-        assert torch.equal(graphed(own), function(other))
-        assert str(own) == str(other)
-    # Replays assign to items of dictionaries.
-    assert set(states(graphed)) == {"captured" if type(own) is dict else "eager"}
+@pytest.mark.parametrize("what", CHANGES)
+def test_a_caller_gets(lab: Lab, what: str) -> None:
+    function, make, state = CHANGES[what]
+    graphed = twins_agree(lab, lambda lab: Case(function, inputs=lambda: make(fresh(lab, 2, 3))))
+    assert state is None or set(states(graphed)) == {state}
 
 
 @dataclass
@@ -90,110 +124,75 @@ def grow(value: Any) -> int:
     return int(value.n)
 
 
-@eager_fallback
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: {5},
-        lambda: bytearray(b"a"),
-        lambda: np.ones(2),
-        lambda: types.SimpleNamespace(n=1),
-        lambda: Count(1),
-    ],
-)
-def test_a_value_that_the_function_changes_is_changed_once_in_each_call(
-    lab: Lab, make: Callable[[], Any]
-) -> None:
-    graphed = cgraph.graphed(lambda x, value: x * grow(value))
-    own, other = make(), make()
-    for _ in range(3):
-        x = fresh(lab, 3)
-        assert torch.equal(graphed(x, own), x * grow(other))
-        assert str(own) == str(other)
+VALUES: dict[str, Callable[[], Any]] = {
+    "a set": lambda: {5},
+    "a bytearray": lambda: bytearray(b"a"),
+    "an array": lambda: np.ones(2),
+    "a namespace": lambda: types.SimpleNamespace(n=1),
+    "a dataclass": lambda: Count(1),
+}
 
 
 @eager_fallback
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda x: x.unsqueeze_(0),
-        lambda x: x.t_(),
-        lambda x: x.resize_(1, 2),
-        lambda x: x.set_(torch.ones(2, 2, device=x.device)),
-        lambda x: setattr(x, "data", x.data * 2),
-    ],
-)
-def test_an_argument_whose_shape_or_memory_the_function_changes_is_changed_for_the_caller(
-    lab: Lab, change: Callable[[Tensor], Any]
-) -> None:
-    def function(x: Tensor) -> Tensor:
-        change(x)
-        return x * 2
+@pytest.mark.parametrize("kind", VALUES)
+def test_each_call_changes_once(lab: Lab, kind: str) -> None:
+    def growing(lab: Lab) -> Case:
+        value = VALUES[kind]()
+        return Case(lambda x, value: x * grow(value), inputs=lambda: (fresh(lab, 3), value))
 
-    graphed = cgraph.graphed(function)
-    for _ in range(3):
-        x = fresh(lab, 2, 3)
-        other = x.clone()
-        assert torch.equal(graphed(x), function(other))
-        assert x.stride() == other.stride() and torch.equal(x, other)
+    twins_agree(lab, growing)
 
 
-@pytest.mark.parametrize("write", [lambda x: x.data.add_(1), lambda x: torch._foreach_add_([x], 1)])
-def test_writes_that_no_version_counts_reach_the_caller(
-    lab: Lab, write: Callable[[Tensor], Any]
-) -> None:
-    def function(x: Tensor) -> Tensor:
-        write(x)
-        return x * 2
-
-    graphed = cgraph.graphed(function)
-    for _ in range(3):
-        agree(graphed, function, fresh(lab, 3))
-    assert states(graphed) == ["captured"]
+ALIASES = Table()
 
 
-def write_second(a: Tensor, b: Tensor) -> Tensor:
+def add_to_second(a: Tensor, b: Tensor) -> Tensor:
     b.add_(1)
     return a * 2
+
+
+@ALIASES
+def two_arguments_that_share_memory_at_times(lab: Lab) -> Case:
+    is_shared = itertools.cycle([False, True])
+
+    def inputs() -> tuple[Tensor, Tensor]:
+        x = fresh(lab, 3)
+        return x, x if next(is_shared) else fresh(lab, 3)
+
+    return Case(add_to_second, inputs=inputs)
+
+
+class Adder(nn.Module):
+    def __init__(self, lab: Lab) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros(4, device=lab.device))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x.add_(1)
+        return x * self.total.sum()
+
+
+@ALIASES
+def a_view_of_a_buffer_at_times(lab: Lab) -> Case:
+    net, is_view = Adder(lab), itertools.cycle([False, True])
+
+    def inputs() -> tuple[Tensor]:
+        return (net.total[:3] if next(is_view) else fresh(lab, 3),)
+
+    return Case(net, state=lambda: net.total, inputs=inputs)
+
+
+@pytest.mark.parametrize("sizes", [None, [4]])
+@pytest.mark.parametrize("which", ALIASES)
+def test_what_is_written_is_read_as_written_in(
+    lab: Lab, which: str, sizes: list[int] | None
+) -> None:
+    twins_agree(lab, ALIASES[which], calls=6, sizes=sizes)
 
 
 def write_row(x: Tensor) -> Tensor:
     x[0].add_(1)
     return x * 2
-
-
-@pytest.mark.parametrize("sizes", [None, [4]])
-def test_arguments_that_share_memory_which_is_written_are_read_as_written(
-    lab: Lab, sizes: list[int] | None
-) -> None:
-    graphed = cgraph.graphed(write_second, sizes=sizes)
-    for _ in range(3):
-        agree(graphed, write_second, fresh(lab, 3), fresh(lab, 3))
-        x = fresh(lab, 3)
-        other = x.clone()
-        assert torch.equal(graphed(x, x), write_second(other, other))
-        assert torch.equal(x, other)
-
-
-@pytest.mark.parametrize("sizes", [None, [4]])
-def test_a_view_of_a_buffer_that_is_written_is_read_as_written(
-    lab: Lab, sizes: list[int] | None
-) -> None:
-    class Adder(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("total", torch.zeros(4, device=lab.device))
-
-        def forward(self, x: Tensor) -> Tensor:
-            x.add_(1)
-            return x * self.total.sum()
-
-    own, other = Adder(), Adder()
-    graphed = cgraph.graphed(own, sizes=sizes)
-    for _ in range(3):
-        agree(graphed, other, fresh(lab, 3))
-        assert torch.equal(graphed(own.total[:3]), other(other.total[:3]))
-        assert torch.equal(own.total, other.total)
 
 
 @pytest.mark.parametrize(
@@ -203,26 +202,16 @@ def test_a_view_of_a_buffer_that_is_written_is_read_as_written(
 def test_a_written_argument_whose_elements_share_memory_is_written_as_in_eager(
     lab: Lab, make: Callable[[Tensor], Tensor]
 ) -> None:
-    graphed = cgraph.graphed(write_row)
-    for _ in range(3):
-        x = fresh(lab, 3, 4)
-        other = x.clone()
-        assert torch.equal(graphed(make(x)), write_row(make(other)))
-        assert torch.equal(x, other)
-    agree(graphed, write_row, fresh(lab, 3, 4))
+    def sharing(lab: Lab) -> Case:
+        memory: list[Tensor] = []
 
+        def inputs() -> tuple[Tensor]:
+            memory[:] = [fresh(lab, 3, 4)]
+            return (make(*memory),)
 
-def test_an_expanded_result_of_arguments_that_share_memory_is_right(lab: Lab) -> None:
-    def function(a: Tensor, b: Tensor) -> Tensor:
-        a.add_(1)
-        return b.expand(2, -1)
+        return Case(write_row, state=lambda: memory, inputs=inputs)
 
-    graphed = cgraph.graphed(function)
-    for _ in range(3):
-        x = fresh(lab, 3)
-        other = x.clone()
-        assert torch.equal(graphed(x, x), function(other, other))
-        assert torch.equal(x, other)
+    agree(twins_agree(lab, sharing), write_row, fresh(lab, 3, 4))
 
 
 @pytest.mark.parametrize("sizes", [None, [4]])
@@ -279,36 +268,29 @@ def test_a_size_is_a_size_as_an_argument_and_as_a_result(lab: Lab) -> None:
 
 @eager_fallback
 def test_an_argument_in_the_memory_of_state_that_is_written_is_read_as_written(lab: Lab) -> None:
-    own, other = (torch.zeros(3, device=lab.device) for _ in range(2))
+    def adding(lab: Lab) -> Case:
+        state = torch.zeros(3, device=lab.device)
 
-    def adding(state: Tensor) -> Callable[[Tensor], Tensor]:
         def function(x: Tensor) -> Tensor:
             state.add_(1)
             return x * 1
 
-        return function
+        return Case(function, state=lambda: state, inputs=lambda: (state[:2],))
 
-    graphed, eager = cgraph.graphed(adding(own)), adding(other)
-    for _ in range(3):
-        assert torch.equal(graphed(own[:2]), eager(other[:2]))
-        assert torch.equal(own, other)
+    twins_agree(lab, adding)
 
 
 def test_an_argument_beside_what_is_written_in_one_piece_of_memory_is_captured(lab: Lab) -> None:
-    own, other = (torch.zeros(16, device=lab.device) for _ in range(2))
+    def adding(lab: Lab) -> Case:
+        arena = torch.zeros(16, device=lab.device)
 
-    def adding(arena: Tensor) -> Callable[[Tensor], Tensor]:
         def function(x: Tensor) -> Tensor:
             arena[8:].add_(1)
             return x + arena[8:]
 
-        return function
+        return Case(function, state=lambda: arena, inputs=lambda: (arena[:8],))
 
-    graphed, eager = cgraph.graphed(adding(own)), adding(other)
-    for _ in range(3):
-        assert torch.equal(graphed(own[:8]), eager(other[:8]))
-        assert torch.equal(own, other)
-    assert states(graphed) == ["captured"]
+    assert states(twins_agree(lab, adding)) == ["captured"]
 
 
 @eager_fallback
@@ -324,25 +306,23 @@ def test_a_result_that_can_change_is_a_new_one_in_each_call(
     assert [list(one) for one in found] == [list(make())] * 3
 
 
-@pytest.mark.parametrize(
-    "function",
-    [
-        lambda x: x.long(),
-        lambda x: (x * 2).half(),
-        lambda x: (x + 1).t().reshape(-1),
-        lambda x: x.t().contiguous(),
-        lambda x: nn.functional.linear(x, x).flatten(),
-        lambda x: (x * 2).double().sum(),
-    ],
-)
-def test_operators_that_consist_of_others_are_replayed_in_inference_mode(
-    lab: Lab, function: Callable[[Tensor], Tensor]
-) -> None:
-    graphed = cgraph.graphed(function)
+COMPOSED: dict[str, Callable[[Tensor], Tensor]] = {
+    "of whole numbers": lambda x: x.long(),
+    "of half precision": lambda x: (x * 2).half(),
+    "of another shape": lambda x: (x + 1).t().reshape(-1),
+    "of another layout": lambda x: x.t().contiguous(),
+    "of a layer": lambda x: nn.functional.linear(x, x).flatten(),
+    "of double precision": lambda x: (x * 2).double().sum(),
+}
+
+
+@pytest.mark.parametrize("what", COMPOSED)
+def test_inference_mode_replays_results(lab: Lab, what: str) -> None:
+    def composed(lab: Lab) -> Case:
+        return Case(COMPOSED[what], inputs=lambda: (fresh(lab, 3, 3) * 10,))
+
     with torch.inference_mode():
-        for _ in range(3):
-            x = fresh(lab, 3, 3) * 10
-            assert torch.allclose(graphed(x), function(x))
+        twins_agree(lab, composed)
 
 
 @pytest.mark.parametrize(
@@ -356,9 +336,7 @@ def test_operators_that_consist_of_others_are_replayed_in_inference_mode(
 def test_a_view_that_the_function_reshapes_is_returned_in_its_new_shape(
     lab: Lab, function: Callable[[Tensor], Any]
 ) -> None:
-    graphed = cgraph.graphed(function)
-    for _ in range(3):
-        agree(graphed, function, fresh(lab, 2, 3))
+    alike_after(lab, function, grad=True)
 
 
 def test_an_argument_that_is_written_and_returned_may_be_another_one_too(lab: Lab) -> None:
@@ -373,27 +351,24 @@ def test_an_argument_that_is_written_and_returned_may_be_another_one_too(lab: La
         assert graphed(x, x) is x and torch.equal(x, other)
 
 
+class Cache(nn.Module):
+    def __init__(self, lab: Lab) -> None:
+        super().__init__()
+        self.register_buffer("rows", torch.zeros(3, 2, device=lab.device))
+        self.register_buffer("place", torch.tensor([2], device=lab.device))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.rows.index_copy_(0, self.place, x)
+        self.place.add_(1)
+        return self.rows * 1
+
+
 def test_warm_up_calls_and_timed_replays_go_no_further_than_the_call(lab: Lab) -> None:
-    class Cache(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("rows", torch.zeros(3, 2, device=lab.device))
-            self.register_buffer("place", torch.tensor([2], device=lab.device))
+    def caching(lab: Lab) -> Case:
+        cache = Cache(lab)
+        # The next call would write behind the last row.
+        changes = [lambda: cache.place.fill_(0), nothing, nothing]
+        return Case(cache, changes, lambda: [*cache.buffers()], shape=(1, 2))
 
-        def forward(self, x: Tensor) -> Tensor:
-            self.rows.index_copy_(0, self.place, x)
-            self.place.add_(1)
-            return self.rows * 1
-
-    own, other = Cache(), Cache()
-    graphed = cgraph.graphed(own)
-    x = fresh(lab, 1, 2)
-    with torch.no_grad():
-        assert torch.equal(graphed(x), other(x))
-        assert own.place.item() == 3
-        for cache in (own, other):
-            cache.place.fill_(0)
-        for _ in range(3):
-            x = fresh(lab, 1, 2)
-            assert torch.equal(graphed(x), other(x))
+    graphed = twins_agree(lab, caching, grad=False, calls=1)
     assert states(graphed) == ["captured"]

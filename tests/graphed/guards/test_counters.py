@@ -1,121 +1,122 @@
-"""Python numbers that a function changes, which no replay does."""
+"""What a function leaves elsewhere than in its result: numbers, flags, modules and tensors."""
 
 from __future__ import annotations
 
-import copy
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import cgraph
-from graphed_calls import near, states
+from graphed_calls import Case, method, states, twins_agree
 from lab import Lab, fresh
 
 
-class Engine:
-    """A counter of its calls that computes with the count."""
-
-    def __init__(self) -> None:
-        self.place = 1
-
-    def step(self, x: Tensor) -> Tensor:
-        self.place += 1
-        return x * self.place
+def of_width(one: Any, x: Tensor) -> Tensor:
+    one.width = one.width or x.shape[-1]
+    return x * one.width  # type: ignore[no-any-return]
 
 
-def test_a_number_that_only_the_first_call_sets_is_no_hindrance(lab: Lab) -> None:
-    class Lazy:
-        def __init__(self) -> None:
-            self.width = 0
-
-        def step(self, x: Tensor) -> Tensor:
-            self.width = self.width or x.shape[-1]
-            return x * self.width
-
-    lazy = Lazy()
-    graphed = cgraph.graphed(lazy.step)
-    for _ in range(3):
-        x = fresh(lab, 5)
-        assert torch.equal(graphed(x), x * 5)
-    assert states(graphed) == ["captured"]
+def take_away(one: Any, x: Tensor) -> Tensor:
+    scale = one.space.scale if hasattr(one.space, "scale") else 1
+    vars(one.space).pop("scale", None)
+    return x * one.known.pop("scale", 1) * scale  # type: ignore[no-any-return]
 
 
-def test_what_the_first_call_takes_away_is_there_for_it(lab: Lab) -> None:
-    known, space = {"scale": 5}, SimpleNamespace(scale=3)
+class Once:
+    is_first = True
 
-    def step(x: Tensor) -> Tensor:
-        scale = space.scale if hasattr(space, "scale") else 1
-        vars(space).pop("scale", None)
-        return x * known.pop("scale", 1) * scale
-
-    graphed = cgraph.graphed(step)
-    for scale in (15, 1, 1, 1):
-        x = fresh(lab, 3)
-        assert near(graphed(x), x * scale)
-    assert states(graphed) == ["captured"]
+    def __init__(self, lab: Lab) -> None:
+        self.is_first = True
 
 
-def test_what_only_the_first_call_does_is_done_by_it(lab: Lab) -> None:
-    class Once:
-        is_first = True
-
-        def __init__(self) -> None:
-            self.is_first = True
-
-        def step(self, x: Tensor) -> Tensor:
-            if self.is_first:
-                self.is_first = False
-                return x * 10
-            return x * 2
-
-    graphed = cgraph.graphed(Once().step)
-    for scale in (10, 2, 2, 2):
-        x = fresh(lab, 3)
-        assert torch.equal(graphed(x), x * scale)
-    assert states(graphed) == ["captured"]
+def once(one: Once, x: Tensor) -> Tensor:
+    if one.is_first:
+        one.is_first = False
+        return x * 10
+    return x * 2
 
 
-def test_what_a_break_counts_is_counted_by_replays(lab: Lab) -> None:
-    engine = Engine()
+def in_a_break(lab: Lab) -> Case:
+    engine = SimpleNamespace(place=1)
 
     @cgraph.eager_break
     def counted(x: Tensor) -> Tensor:
         engine.place += 1
         return x + engine.place
 
-    graphed = cgraph.graphed(lambda x: counted(x * 2) * 3)
-    graphed(fresh(lab, 3))
-    for _ in range(3):
-        x, before = fresh(lab, 3), engine.place
-        assert near(graphed(x), (x * 2 + before + 1) * 3)
-        assert engine.place == before + 1
-    assert states(graphed) == ["captured"]
+    return Case(lambda x: counted(x * 2) * 3, state=lambda: engine.place)
+
+
+class Normed(nn.Module):
+    """A layer that its first data set up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.zeros(3))
+        self.is_ready = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.is_ready:
+            self.shift.data.copy_(-x.detach().mean(0))
+            self.is_ready = True
+        return x + self.shift
+
+
+def normed(lab: Lab) -> Case:
+    module = Normed().to(lab.device)
+    return Case(module, state=lambda: (module.shift, module.is_ready))
+
+
+class Growing(nn.Module):
+    """A layer that gets modules in a break, none of which it calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+        self.calls = 0
+
+    @cgraph.eager_break
+    def grow(self) -> None:
+        self.calls += 1
+        if self.calls % 7 == 0:
+            self.linear.add_module(f"extra{self.calls}", nn.Identity())
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.grow()
+        return self.linear(x)  # type: ignore[no-any-return]
+
+
+def growing(lab: Lab) -> Case:
+    module = Growing().to(lab.device)
+    return Case(module, state=lambda: (module.calls, len([*module.linear.children()])))
+
+
+CHANGED: dict[str, Callable[[Lab], Case]] = {
+    "a number that only the first call sets": method(
+        lambda lab: SimpleNamespace(width=0), of_width, state=vars
+    ),
+    "what the first call takes away": method(
+        lambda lab: SimpleNamespace(known={"scale": 5}, space=SimpleNamespace(scale=3)),
+        take_away,
+        state=vars,
+    ),
+    "what only the first call does": method(Once, once, state=vars),
+    "what a break counts": in_a_break,
+    "modules that a break adds": growing,
+    "what the first call sets up from its data": normed,
+}
 
 
 @pytest.mark.parametrize("grad", [True, False])
-def test_what_the_first_call_sets_up_from_its_data_is_set_up(lab: Lab, grad: bool) -> None:
-    class Normed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.shift = nn.Parameter(torch.zeros(3))
-            self.is_ready = False
-
-        def forward(self, x: Tensor) -> Tensor:
-            if not self.is_ready:
-                self.shift.data.copy_(-x.detach().mean(0))
-                self.is_ready = True
-            return x + self.shift
-
-    mine = Normed().to(lab.device)
-    eager = copy.deepcopy(mine)
-    graphed = cgraph.graphed(mine)
-    with torch.set_grad_enabled(grad):
-        for _ in range(4):
-            x = fresh(lab, 4, 3)
-            assert near(graphed(x), eager(x))
-            assert near(mine.shift, eager.shift)
+@pytest.mark.parametrize("what", CHANGED)
+def test_replays_leave_as_eager_calls_do(lab: Lab, what: str, grad: bool) -> None:
+    graphed = twins_agree(lab, CHANGED[what], grad=grad, calls=9)
     assert states(graphed) == ["captured"]
 
 
@@ -139,3 +140,59 @@ def test_what_a_call_counts_before_it_raises_stays_counted(lab: Lab, is_method: 
         x = fresh(lab, 3)
         assert torch.equal(graphed(x), x * 2)
     assert states(graphed) == ["captured"]
+
+
+def hooked(lab: Lab, kept: Any, keep: Callable[[Any], object]) -> Case:
+    net = nn.Sequential(nn.Linear(3, 3), nn.Tanh()).to(lab.device)
+    net[0].register_forward_hook(lambda module, args, out: keep(out.detach()))
+    return Case(net, state=lambda: kept)
+
+
+def by_hook(lab: Lab) -> Case:
+    kept: dict[str, Tensor] = {}
+    return hooked(lab, kept, lambda out: kept.update(last=out))
+
+
+def by_hook_in_list(lab: Lab) -> Case:
+    kept: list[Tensor] = []
+    return hooked(lab, kept, kept.append)
+
+
+def into_dictionary(kept: Any, x: Tensor) -> Tensor:
+    kept["last"] = x.sum()
+    return x * 2
+
+
+def into_object(host: Any, x: Tensor) -> Tensor:
+    host.last = x.sum()
+    return x * 2
+
+
+def in_closure(lab: Lab) -> Case:
+    last: Any = None
+
+    def function(x: Tensor) -> Tensor:
+        nonlocal last
+        last = x.sum()
+        return x * 2
+
+    return Case(function, state=lambda: last)
+
+
+STORED: dict[str, Callable[[Lab], Case]] = {
+    "a dictionary by a hook": by_hook,
+    "a list by a hook": by_hook_in_list,
+    "a dictionary": method(lambda lab: {}, into_dictionary, state=dict),
+    "an object": method(lambda lab: SimpleNamespace(last=None), into_object, state=vars),
+    "a closure": in_closure,
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*runs eagerly:UserWarning")
+@pytest.mark.parametrize("place", STORED)
+def test_what_each_call_stores_is_in(lab: Lab, place: str) -> None:
+    def storing(lab: Lab) -> Case:
+        rows = itertools.cycle((2, 4, 2, 2, 4))
+        return replace(STORED[place](lab), inputs=lambda: (fresh(lab, next(rows), 3),))
+
+    twins_agree(lab, storing, grad=False, calls=9, rtol=1.3e-6)

@@ -2,66 +2,27 @@
 
 from __future__ import annotations
 
-import functools
+import itertools
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.testing import assert_close
 
 import cgraph
-from graphed_calls import agree, states
+from graphed_calls import Case, Table, agree, alike_after, exchanges, sets, states, twins_agree
 from lab import Lab, fresh
 
 Function = Callable[[Tensor], Any]
 HELD: Any = None
+MODULES = Table()
 
 
 def named(x: Tensor) -> Tensor:
     return HELD(x)  # type: ignore[no-any-return]
-
-
-def in_global(_: Any) -> Function:
-    return named
-
-
-def in_helper(_: Any) -> Function:
-    return lambda x: named(x)
-
-
-def in_inner_function(held: Any) -> Function:
-    return lambda x: (lambda y: held(y))(x)
-
-
-def in_global_of_inner_function(_: Any) -> Function:
-    return lambda x: (lambda y: HELD(y))(x)
-
-
-def in_default(held: Any) -> Function:
-    return lambda x, part=held: part(x)
-
-
-def in_keyword_default(held: Any) -> Function:
-    def function(x: Tensor, *, part: Any = held) -> Any:
-        return part(x)
-
-    return function
-
-
-def in_partial(held: Any) -> Function:
-    return functools.partial(lambda part, x: part(x), held)
-
-
-def in_partial_keyword(held: Any) -> Function:
-    return functools.partial(lambda x, part: part(x), part=held)
-
-
-def in_graphed_function(held: Any) -> Function:
-    inner = cgraph.graphed(lambda x: held(x))
-    return lambda x: inner(x) + 0
 
 
 class Calls:
@@ -72,18 +33,33 @@ class Calls:
         return self.held(x)
 
 
-PLACES = [
-    in_global,
-    in_helper,
-    in_inner_function,
-    in_global_of_inner_function,
-    in_default,
-    in_keyword_default,
-    in_partial,
-    in_partial_keyword,
-    in_graphed_function,
-    Calls,
-]
+def in_graphed_function(held: Any) -> Function:
+    inner = cgraph.graphed(lambda x: held(x))
+    return lambda x: inner(x) + 0
+
+
+class Named:
+    def __call__(self, x: Tensor) -> Any:
+        return HELD(x)
+
+
+# Functions that call what they are given, or the same global.
+NAMING: dict[str, Callable[[Any], Function]] = {
+    "a global": lambda held: named,
+    "a global of a function that it calls": lambda held: lambda x: named(x),
+    "a global of an inner function": lambda held: lambda x: (lambda y: HELD(y))(x),
+    "a global of the call of an object": lambda held: Named(),
+}
+PLACES: dict[str, Callable[[Any], Function]] = {
+    **NAMING,
+    "the closure of an inner function": lambda held: lambda x: (lambda y: held(y))(x),
+    "a default": lambda held: lambda x, part=held: part(x),
+    "a default of a keyword": lambda held: lambda x, *, part=held: part(x),
+    "an argument of a partial call": lambda held: partial(lambda part, x: part(x), held),
+    "a keyword of a partial call": lambda held: partial(lambda x, part: part(x), part=held),
+    "another graphed function": in_graphed_function,
+    "an object that is called": Calls,
+}
 
 
 class Switch(nn.Module):
@@ -96,54 +72,94 @@ class Switch(nn.Module):
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_a_module_is_followed_wherever_the_function_finds_it(
-    lab: Lab, place: Callable[[Any], Function], monkeypatch: pytest.MonkeyPatch
+def test_a_module_is_followed_that_is_found_in(
+    lab: Lab, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = Switch(fresh(lab, 4))
+    module = Switch(fresh(lab, 3))
     monkeypatch.setitem(globals(), "HELD", module)
-    function = place(module)
-    graphed = cgraph.graphed(function)
-    with torch.no_grad():
-        for _ in range(2):
-            agree(graphed, function, fresh(lab, 4))
-        module.scale = nn.Parameter(fresh(lab, 4))
-        for _ in range(2):
-            agree(graphed, function, fresh(lab, 4))
-        module.eval()
-        for _ in range(2):
-            agree(graphed, function, fresh(lab, 4))
-    assert states(graphed) == ["captured", "captured"]
+    changes = [*sets(module, "scale", nn.Parameter(fresh(lab, 3))), module.eval, module.train]
+    assert states(alike_after(lab, PLACES[place](module), *changes)) == ["captured", "captured"]
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_a_tensor_that_moves_is_followed_wherever_the_function_finds_it(
-    lab: Lab, place: Callable[[Any], Function], monkeypatch: pytest.MonkeyPatch
+def test_a_tensor_that_moves_is_followed_that_is_found_in(
+    lab: Lab, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scale = fresh(lab, 4)
+    scale = fresh(lab, 3)
     # Called as `held(x)`, which multiplies.
-    held = functools.partial(torch.mul, scale)
+    held = partial(torch.mul, scale)
     monkeypatch.setitem(globals(), "HELD", held)
-    function = place(held)
-    graphed = cgraph.graphed(function)
-    for _ in range(2):
-        agree(graphed, function, fresh(lab, 4))
-    scale.data = fresh(lab, 4)
-    for _ in range(2):
-        agree(graphed, function, fresh(lab, 4))
+    graphed = alike_after(lab, PLACES[place](held), *sets(scale, "data", fresh(lab, 3)), grad=True)
     assert states(graphed) == ["captured"]
 
 
-@pytest.mark.parametrize("place", [in_global, in_helper, in_global_of_inner_function])
-def test_a_module_that_is_exchanged_is_noticed_in_what_the_function_calls(
-    lab: Lab, place: Callable[[Any], Function], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("place", NAMING)
+def test_a_module_is_noticed_that_is_exchanged_in(
+    lab: Lab, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(globals(), "HELD", Switch(fresh(lab, 4)))
-    function = place(None)
-    graphed = cgraph.graphed(function)
-    with torch.no_grad():
-        agree(graphed, function, fresh(lab, 4))
-        monkeypatch.setitem(globals(), "HELD", Switch(fresh(lab, 4)))
-        agree(graphed, function, fresh(lab, 4))
+    monkeypatch.setitem(globals(), "HELD", Switch(fresh(lab, 3)))
+    alike_after(lab, NAMING[place](None), *sets(globals(), "HELD", Switch(fresh(lab, 3))), calls=1)
+
+
+class Holder:
+    net: nn.Module
+
+    @cgraph.graphed
+    def run(self, x: Tensor) -> Tensor:
+        return self.net(x)  # type: ignore[no-any-return]
+
+
+def through(module: nn.Module) -> Function:
+    return lambda x: module(x)
+
+
+@MODULES
+def a_list(lab: Lab) -> Case:
+    layers = [linear(lab), linear(lab)]
+
+    def run(x: Tensor) -> Tensor:
+        for layer in layers:
+            x = layer(x)
+        return x
+
+    return Case(run, sets(layers, 1, linear(lab), linear(lab)))
+
+
+@MODULES
+def an_object(lab: Lab) -> Case:
+    holder = Holder()
+    holder.net = linear(lab)
+    return Case(holder.run, sets(holder, "net", linear(lab), linear(lab)))
+
+
+@MODULES
+def a_closure(lab: Lab) -> Case:
+    run = through(linear(lab))
+    (cell,) = run.__closure__ or ()
+    return Case(run, sets(cell, "cell_contents", linear(lab), linear(lab)))
+
+
+@MODULES
+def the_closure_of_another_function(lab: Lab) -> Case:
+    one, other = through(linear(lab)), through(linear(lab))
+    call = one
+
+    def choose(which: Function) -> None:
+        nonlocal call
+        call = which
+
+    changes = [partial(choose, which) for which in (one, other, other, one)]
+    return Case(lambda x: call(x) * 2, changes)
+
+
+def linear(lab: Lab) -> nn.Module:
+    return nn.Linear(3, 3).to(lab.device)
+
+
+@pytest.mark.parametrize("calls", [1, 3])
+@pytest.mark.parametrize("place", MODULES)
+def test_another_module_is_used_once_it_is_in(lab: Lab, place: str, calls: int) -> None:
+    twins_agree(lab, MODULES[place], grad=False, calls=calls)
 
 
 class Counter:
@@ -161,71 +177,33 @@ class Counter:
 
 
 @pytest.mark.parametrize(
-    "form", [lambda one: one, lambda one: one.method, lambda one: functools.partial(one.method)]
+    "form", [lambda one: one, lambda one: one.method, lambda one: partial(one.method)]
 )
 def test_what_the_first_call_makes_in_the_functions_object_has_no_trace_of_the_warm_up(
     lab: Lab, form: Callable[[Counter], Function]
 ) -> None:
-    graphed, eager = cgraph.graphed(form(Counter())), form(Counter())
-    for _ in range(4):
-        agree(graphed, eager, fresh(lab, 4))
+    graphed = twins_agree(lab, lambda lab: Case(form(Counter())), calls=4)
     assert states(graphed) == ["captured"]
 
 
 @pytest.mark.parametrize("grad", [False, True])
 def test_padded_calls_follow_tensors_as_others_do(lab: Lab, grad: bool) -> None:
-    scale = fresh(lab, 1)
+    def scaled(lab: Lab) -> Case:
+        scale, rows = fresh(lab, 1), itertools.cycle((3, 4, 3))
 
-    def function(x: Tensor) -> Tensor:
-        return x * scale
+        def exchange() -> None:
+            nonlocal scale
+            scale = fresh(lab, 1)
 
-    graphed = cgraph.graphed(function, sizes=[4])
-    for rows in (3, 4, 3):
-        agree(graphed, function, fresh(lab, rows).requires_grad_(grad))
-    scale = fresh(lab, 1)
-    for rows in (3, 4, 3):
-        agree(graphed, function, fresh(lab, rows).requires_grad_(grad))
-    scale.data = fresh(lab, 1)
-    for rows in (3, 4, 3):
-        agree(graphed, function, fresh(lab, rows).requires_grad_(grad))
-    assert states(graphed) == ["captured"]
+        def move() -> None:
+            scale.data = fresh(lab, 1)
 
+        def inputs() -> tuple[Tensor]:
+            return (fresh(lab, next(rows)).requires_grad_(grad),)
 
-class Named:
-    def __call__(self, x: Tensor) -> Any:
-        return HELD(x)
+        return Case(lambda x: x * scale, [exchange, move], inputs=inputs)
 
-
-def test_a_module_is_followed_that_the_call_of_an_object_names(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    module = Switch(fresh(lab, 4))
-    monkeypatch.setitem(globals(), "HELD", module)
-    graphed = cgraph.graphed(Named())
-    with torch.no_grad():
-        for training in (True, False, True):
-            module.train(training)
-            agree(graphed, named, fresh(lab, 4))
-
-
-def test_a_global_of_the_name_of_an_attribute_is_no_concern(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Owner:
-        HELD = Switch(fresh(lab, 4))
-
-    owner = Owner()
-
-    def function(x: Tensor) -> Any:
-        return owner.HELD(x)
-
-    graphed = cgraph.graphed(function)
-    with torch.no_grad():
-        for _ in range(8):
-            monkeypatch.setitem(globals(), "HELD", nn.Linear(2, 2))
-            agree(graphed, function, fresh(lab, 4))
-    (key,) = graphed.report().keys
-    assert (key.state, key.rerecorded) == ("captured", ())
+    assert states(twins_agree(lab, scaled, sizes=[4])) == ["captured"]
 
 
 def test_a_module_that_is_deleted_is_missed_as_without_graphs(lab: Lab) -> None:
@@ -271,15 +249,11 @@ def test_what_a_function_names_may_contain_itself(
 ) -> None:
     things, place = make(fresh(lab, 4))
     net = nn.Linear(4, 4, device=lab.device).requires_grad_(grad)
-
-    def function(x: Tensor) -> Tensor:
-        return net(x) * things[place]
-
-    graphed = cgraph.graphed(function)
-    for _ in range(3):
-        x = fresh(lab, 2, 4)
-        assert_close(graphed(x), function(x))
+    graphed = alike_after(
+        lab,
+        lambda x: net(x) * things[place],
+        *exchanges(things, place, 1),
+        shape=(2, 4),
+        grad=True,
+    )
     assert states(graphed) == ["captured"]
-    if make is not deque_in_a_list_in_itself:  # deques are not followed
-        things[place] = fresh(lab, 4)
-        assert_close(graphed(x), function(x))

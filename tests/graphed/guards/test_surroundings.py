@@ -15,56 +15,26 @@ from torch import Tensor, nn
 
 import cgraph
 from cgraph.errors import ArgumentError
-from graphed_calls import near, states
+from graphed_calls import Case, alike_after, near, sets, states, twins_agree
 from lab import Lab, fresh
 from networks import network
 
 
-def steps(net: nn.Module) -> Any:
-    """Return a training step: gradients and optimizer inside the function."""
-    optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
-
-    def step(x: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = net(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return step
-
-
-@pytest.mark.parametrize("sizes", [None, [4]])
-def test_a_training_step_inside_the_function_trains(lab: Lab, sizes: Any) -> None:
+def accumulating(lab: Lab) -> Case:
     net = network(lab)
-    eager = copy.deepcopy(net)
-    mine, theirs = cgraph.graphed(steps(net), sizes=sizes), steps(eager)
-    for _ in range(5):
-        x = fresh(lab, 4, 6)
-        assert near(mine(x), theirs(x))
-        for one, other in zip(net.parameters(), eager.parameters(), strict=True):
-            assert near(one.detach(), other.detach())
-    assert states(mine) == ["captured"]
+    for one in net.parameters():
+        one.grad = torch.zeros_like(one)
+
+    def accumulate(x: Tensor) -> Tensor:
+        loss = net(x).sum()
+        loss.backward()
+        return loss.detach()  # type: ignore[no-any-return]
+
+    return Case(accumulate, state=lambda: [one.grad for one in net.parameters()], shape=(4, 6))
 
 
 def test_a_backward_pass_inside_the_function_adds_to_gradients(lab: Lab) -> None:
-    net = network(lab)
-    eager = copy.deepcopy(net)
-    for one in (net, eager):
-        for parameter in one.parameters():
-            parameter.grad = torch.zeros_like(parameter)
-
-    def accumulate(module: nn.Module, x: Tensor) -> Tensor:
-        loss = module(x).sum()
-        loss.backward()
-        return loss.detach()
-
-    graphed = cgraph.graphed(lambda x: accumulate(net, x))
-    for _ in range(3):
-        x = fresh(lab, 4, 6)
-        assert near(graphed(x), accumulate(eager, x))
-        for one, other in zip(net.parameters(), eager.parameters(), strict=True):
-            assert near(one.grad, other.grad)
+    twins_agree(lab, accumulating, rtol=1e-4)
 
 
 def test_a_capture_with_gradients_leaves_tensors_as_one_call_does(lab: Lab) -> None:
@@ -121,37 +91,10 @@ def is_training(module: nn.Module) -> bool:
 
 def test_a_flag_that_only_a_helper_reads_is_noticed(lab: Lab) -> None:
     net = Flagged()
-    graphed, x = cgraph.graphed(net), fresh(lab, 4)
-    for training in (True, False, True, False):
-        net.part.train(training)
-        assert torch.equal(graphed(x), x * (2 if training else 1))
+    graphed = alike_after(
+        lab, net, *sets(net.part, "training", False, True, False), grad=True, calls=1
+    )
     assert states(graphed) == ["captured"] * 2
-
-
-class Holder:
-    def __init__(self, net: nn.Module) -> None:
-        self.net = net
-
-    @cgraph.graphed
-    def run(self, x: Tensor) -> Tensor:
-        return self.net(x)
-
-
-@torch.no_grad()
-def test_a_module_that_an_object_exchanges_is_noticed(lab: Lab) -> None:
-    holder, x = Holder(network(lab)), fresh(lab, 4, 6)
-    for _ in range(3):
-        assert near(holder.run(x), holder.net(x))
-        holder.net = network(lab)
-
-
-@torch.no_grad()
-def test_a_module_that_a_closure_exchanges_is_noticed(lab: Lab) -> None:
-    net, x = network(lab), fresh(lab, 4, 6)
-    graphed = cgraph.graphed(lambda x: net(x))
-    for _ in range(3):
-        assert near(graphed(x), net(x))
-        net = network(lab)
 
 
 @torch.no_grad()
@@ -167,25 +110,6 @@ def test_a_module_among_the_arguments_is_followed(lab: Lab) -> None:
     for training in (False, True, False):
         dropout.train(training)
         assert bool((graphed(dropout, ones) == 0).any()) == training
-
-
-@pytest.mark.parametrize(
-    "change", [lambda one: one.append(1), lambda one: one.clear(), lambda one: one.pop()]
-)
-def test_a_function_that_changes_a_list_of_its_arguments_changes_the_callers(
-    lab: Lab, change: Any
-) -> None:
-    def function(x: Tensor, one: list[Any]) -> Tensor:
-        change(one)
-        return x * 2
-
-    graphed = cgraph.graphed(function)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for _ in range(3):
-            x, given, expected = fresh(lab, 3), [1, 2], [1, 2]
-            assert torch.equal(graphed(x, given), function(x, expected))
-            assert given == expected
 
 
 def generator(x: Tensor) -> Iterator[Tensor]:
@@ -208,11 +132,7 @@ def test_a_shape_that_comes_again_is_captured_after_many_that_did_not(lab: Lab) 
         warnings.simplefilter("ignore")
         for width in range(1, 10):
             graphed(fresh(lab, width))
-    for _ in range(5):
-        x = fresh(lab, 20)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            assert torch.equal(graphed(x), x * 2)
+        alike_after(lab, graphed, grad=True, shape=(20,), calls=5)
     assert graphed.report().keys[-1].state == "captured"
 
 
@@ -301,10 +221,7 @@ class Cached(nn.Module):
 
 
 def test_a_table_that_the_first_call_makes_is_no_obstacle(lab: Lab) -> None:
-    graphed = cgraph.graphed(Cached(), on_fail="raise")
-    for _ in range(3):
-        x = fresh(lab, 2, 4)
-        assert torch.equal(graphed(x), x * torch.arange(4, device=lab.device) * 2)
+    twins_agree(lab, lambda lab: Case(Cached()), on_fail="raise")
 
 
 def test_what_the_simulator_cannot_capture_trains_eagerly() -> None:

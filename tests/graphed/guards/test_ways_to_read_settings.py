@@ -1,12 +1,14 @@
-"""Ways of Python to read a setting that callers change between calls: names, slots and others."""
+"""Ways of Python to read a setting that callers change between calls: names, methods and others."""
 
 from __future__ import annotations
 
-import sys
+import enum
+import functools
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
+import numpy
 import pytest
 import torch
 from torch import Tensor, nn
@@ -14,17 +16,11 @@ from torch.testing import assert_close
 
 import cgraph
 from engines import Settings
-from graphed_calls import states
+from graphed_calls import Case, alike_after, exchanges, quiet, sets, twins_agree
 from lab import Lab, fresh
 
-
-class EngineSettings:
-    """Settings of an engine."""
-
-    default = 2.0
-
-    def act(self, x: Tensor) -> Tensor:
-        return x + 1
+SCALE = 2.0
+SETTINGS: Any = Settings(2.0)
 
 
 class Layer(nn.Module):
@@ -40,57 +36,26 @@ class Layer(nn.Module):
 
 
 def test_a_distribution_that_is_exchanged_is_read(lab: Lab) -> None:
-    class Policy:
-        prior: Any = None
-
-        def score(self, x: Tensor) -> Tensor:
-            return self.prior.log_prob(x)  # type: ignore[no-any-return]
-
-    policy = Policy()
-    graphed = cgraph.graphed(policy.score)
-    for _ in range(3):
+    def normal() -> torch.distributions.Distribution:
         zero, width = torch.zeros(3, device=lab.device), fresh(lab, 3).abs() + 1
-        policy.prior = torch.distributions.Normal(zero, width, validate_args=False)
-        for _ in range(2):
-            x = fresh(lab, 3)
-            assert_close(graphed(x), policy.score(x))
+        return torch.distributions.Normal(zero, width, validate_args=False)
+
+    policy: Any = SimpleNamespace(prior=normal())
+    changes = sets(policy, "prior", normal(), normal())
+    alike_after(lab, lambda x: policy.prior.log_prob(x), *changes, grad=True, rtol=1.3e-6)
 
 
 def test_a_function_that_takes_from_its_own_list_runs_eagerly(lab: Lab) -> None:
-    def blocks(wrap: Callable[[Any], Any]) -> tuple[list[int], Tensor]:
+    def storing(lab: Lab) -> Case:
         free, cache = [*range(10)], torch.zeros(10, device=lab.device)
 
         def store(x: Tensor) -> Tensor:
             cache[free.pop()] = x
             return cache * 1
 
-        function = wrap(store)
-        for place in range(3):
-            function(torch.full((), place + 1.0, device=lab.device))
-        return free, cache
+        return Case(store, state=lambda: (free, cache), shape=(1,))
 
-    got, right = blocks(cgraph.graphed), blocks(lambda one: one)
-    assert got[0] == right[0]
-    assert_close(got[1], right[1])
-
-
-DRAWS: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
-    "poisson": lambda x, own: torch.poisson(x, generator=own),
-    "binomial": lambda x, own: torch.binomial(x, x / x.sum(), generator=own),
-    "exponential": lambda x, own: torch.empty_like(x).exponential_(generator=own),
-}
-
-
-@pytest.mark.parametrize("kind", DRAWS)
-def test_generators_of_all_operators_are_as_after_the_eager_calls(lab: Lab, kind: str) -> None:
-    own = torch.Generator(lab.device)
-    graphed = cgraph.graphed(lambda x: DRAWS[kind](x, own))
-    x = torch.full((4,), 30.0, device=lab.device)
-    own.manual_seed(7)
-    right = [DRAWS[kind](x, own) for _ in range(3)]
-    own.manual_seed(7)
-    for expected in right:
-        assert_close(graphed(x), expected)
+    twins_agree(lab, storing)
 
 
 def test_settings_behind_thousands_of_places_are_followed(lab: Lab) -> None:
@@ -103,40 +68,27 @@ def test_settings_behind_thousands_of_places_are_followed(lab: Lab) -> None:
             return model[0](x) * self.scale
 
     whole = Whole()
-    graphed = cgraph.graphed(whole.run)
-    with torch.no_grad():
-        for scale in (2.0, 3.0):
-            whole.scale = scale
-            x = fresh(lab, 3)
-            assert_close(graphed(x), whole.run(x))
+    alike_after(lab, whole.run, *sets(whole, "scale", 3.0), calls=1)
 
 
-SCALE = 2.0
-SETTINGS: Any = Settings(2.0)
+def test_globals_may_change(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    changes = [
+        lambda scale=scale: globals().update(SCALE=scale, SETTINGS=Settings(-scale))
+        for scale in (0.5, 3.0)
+    ]
+    for name in ("SCALE", "SETTINGS"):
+        monkeypatch.setitem(globals(), name, globals()[name])
+    alike_after(lab, lambda x: x * SCALE + SETTINGS.scale, *changes, grad=True, calls=1)
 
 
-def scaled(x: Tensor) -> Tensor:
-    """Scale by globals."""
-    return x * SCALE + SETTINGS.scale  # type: ignore[no-any-return]
-
-
-def test_globals_and_variables_of_a_closure_may_change(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_variables_of_a_closure_may_change(lab: Lab) -> None:
     by = 2.0
 
-    def closed(x: Tensor) -> Tensor:
-        return x * by
+    def change() -> None:
+        nonlocal by
+        by = 0.5 if by == 2.0 else 3.0
 
-    module = sys.modules[__name__]
-    graphed, other = cgraph.graphed(scaled), cgraph.graphed(closed)
-    for scale in (2.0, 0.5, 3.0):
-        monkeypatch.setattr(module, "SCALE", scale)
-        monkeypatch.setattr(module, "SETTINGS", Settings(-scale))
-        by = scale
-        x = fresh(lab, 3)
-        assert torch.equal(graphed(x), x * scale - scale)
-        assert torch.equal(other(x), x * scale)
+    alike_after(lab, lambda x: x * by, change, change, grad=True, calls=1)
 
 
 def test_how_much_a_dropout_drops_may_change(lab: Lab) -> None:
@@ -151,77 +103,191 @@ def test_how_much_a_dropout_drops_may_change(lab: Lab) -> None:
             assert_close(graphed(x), expected)
 
 
-@dataclass(slots=True)
-class State:
-    """The state of a request."""
-
-    k: Tensor
-    count: int = 0
+class Scaling:
+    def scaled(self, x: Tensor) -> Tensor:
+        return x * SCALE
 
 
-class Engine:
-    """An engine with the state of the served request."""
+class Named(NamedTuple):
+    number: float = 1.0
 
-    __slots__ = ("__dict__", "state")
-
-    def __init__(self, state: State) -> None:
-        self.state = state
-
-    def run(self, x: Tensor) -> Tensor:
-        self.state.k.add_(x)
-        return self.state.k * 2
+    def scaled(self, x: Tensor) -> Tensor:
+        return x * SCALE
 
 
-class Bare:
-    """An engine that has the state itself, and nothing else."""
+class OfDict(dict[str, int], Scaling):
+    pass
 
-    __slots__ = ("k",)
 
-    def __init__(self, k: Tensor) -> None:
-        self.k = k
+class OfList(list[int], Scaling):
+    pass
 
-    def run(self, x: Tensor) -> Tensor:
-        self.k.add_(x)
-        return self.k * 2
+
+class OfText(str, Scaling):
+    pass
+
+
+class Number(enum.IntEnum):
+    ONE = 1
+
+    def scaled(self, x: Tensor) -> Tensor:
+        return x * SCALE
+
+
+class OfTensor(Tensor):
+    def scaled(self, x: Tensor) -> Tensor:
+        return x * SCALE
+
+
+class Meta(type):
+    def scaled(cls, x: Tensor) -> Tensor:
+        return x * SCALE
+
+
+class OfMeta(metaclass=Meta):
+    pass
+
+
+class Wrapping:
+    """A wrapper made by the function that reads it."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+
+    @property
+    def scaled(self) -> Tensor:
+        return self.x * SCALE
+
+    @functools.cached_property
+    def kept(self) -> Tensor:
+        return self.x * SCALE
+
+
+named, number, meta = Named(), Number.ONE, OfMeta
+of_dict, of_list, of_text = OfDict(one=1), OfList([1]), OfText("one")
+of_tensor = torch.ones(2).as_subclass(OfTensor)
+FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "a named tuple": lambda x: named.scaled(x),
+    "a dictionary": lambda x: of_dict.scaled(x),
+    "a list": lambda x: of_list.scaled(x),
+    "a text": lambda x: of_text.scaled(x),
+    "a member of an enumeration": lambda x: number.scaled(x),
+    "a tensor": lambda x: of_tensor.scaled(x),
+    "a class of a metaclass": lambda x: meta.scaled(x),
+    "a property": lambda x: Wrapping(x).scaled,
+    "a cached property": lambda x: Wrapping(x).kept,
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_number_that_a_method_or_getter_reads_is_followed(
+    lab: Lab, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(globals(), "SCALE", 2.0)
+    alike_after(lab, FUNCTIONS[name], *sets(globals(), "SCALE", 5.0, 2.0, 5.0))
 
 
 class Holding(nn.Module):
-    def __init__(self, state: State) -> None:
+    """A module with a value that is neither a parameter nor a buffer."""
+
+    def __init__(self, value: Any) -> None:
         super().__init__()
-        self.state = state
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.state.k.add_(x)
-        return self.state.k * 2
+        self.value = value
 
 
-def of_engine(state: State) -> Callable[[Tensor], Tensor]:
-    return Engine(state).run
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_tensor_of_a_module_that_a_method_of_a_plain_object_reads_is_followed(
+    lab: Lab, depth: int
+) -> None:
+    inner = Holding(fresh(lab, 3))
+    outer: Any = inner if depth == 1 else Holding(inner)
+
+    class Reader:
+        def shifted(self, x: Tensor) -> Tensor:
+            return x + (outer.value if depth == 1 else outer.value.value)
+
+    reader = Reader()
+    alike_after(lab, lambda x: reader.shifted(x), *exchanges(inner, "value"))
 
 
-@pytest.mark.parametrize("find", [of_engine, Holding])
-def test_an_object_with_slots_that_is_replaced_is_noticed(lab: Lab, find: Any) -> None:
-    state = State(fresh(lab, 4))
-    run = find(state)
-    owner = run if isinstance(run, Holding) else run.__self__
-    graphed = cgraph.graphed(run)
+@pytest.mark.parametrize("key", ["four", 4])
+def test_a_key_that_code_tries_in_vain_is_noticed_once_it_is_there(lab: Lab, key: Any) -> None:
+    space, table = SimpleNamespace(known={3: fresh(lab, 3)}), {3: fresh(lab, 3)}
+
+    def shifted(x: Tensor) -> Tensor:
+        try:
+            x = x + (space.known[4] if key == 4 else space.known["four"])
+        except KeyError:
+            x = x * 3
+        try:
+            return x + (table[4] if key == 4 else table["four"])
+        except KeyError:
+            return x * 5
+
+    known = {3: fresh(lab, 3), key: fresh(lab, 3)}
+    alike_after(lab, shifted, *sets(table, key, fresh(lab, 3)), *sets(space, "known", known))
+
+
+def test_whether_a_tensor_requires_a_gradient_counts_where_an_array_is_read(lab: Lab) -> None:
+    scale, plain = numpy.array([2.0]), fresh(lab, 3)
+
+    def shifted(x: Tensor) -> Tensor:
+        return (x + plain) * float(scale[0])
+
+    function = cgraph.graphed(shifted)
+    with quiet():
+        for is_asked in (False, True, False):
+            plain.requires_grad_(is_asked)
+            for _ in range(2):
+                assert function(fresh(lab, 3)).requires_grad == is_asked
+
+
+class OfClasses(type):
+    """A class of classes."""
+
+    scale = 2.0
+
+
+class ByClass(metaclass=OfClasses):
+    """An object that reads an attribute of its class's class."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x * type(self).scale
+
+
+BY_CLASS = ByClass()
+
+
+@pytest.mark.parametrize("function", [lambda x: x * ByClass.scale, lambda x: BY_CLASS(x)])
+def test_an_attribute_of_a_metaclass_is_seen(
+    lab: Lab, function: Callable[[Tensor], Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(OfClasses, "scale", 2.0)
+    alike_after(lab, function, *sets(OfClasses, "scale", 3.0, 2.0), grad=True, calls=4)
+
+
+def test_layouts_whose_words_once_made_one_number_are_told_apart(lab: Lab) -> None:
+    multiplier, mask = 0x9E3779B97F4A7C15, (1 << 64) - 1
+
+    def rotated(value: int) -> int:
+        return ((value << 5) | (value >> 59)) & mask
+
+    def mixed(*words: int) -> int:
+        number = 0
+        for word in words:
+            number = (rotated(number) ^ word) * multiplier & mask
+        return number
+
+    pairs = (
+        (step, 1 ^ rotated(mixed(2, 1, 1)) ^ rotated(mixed(2, step, 1))) for step in range(2, 40)
+    )
+    step, other = next((step, other) for step, other in pairs if other < 1 << 62)
+    memory = torch.arange(100.0, device=lab.device)
+    box = SimpleNamespace(rows=memory.as_strided((2, 1), (1, 1)))
+    fast = cgraph.graphed(lambda x: x + box.rows)
+    x = torch.zeros(2, 1, device=lab.device)
     for _ in range(3):
-        for _ in range(2):
-            x = fresh(lab, 4)
-            wanted = state.k + x
-            assert torch.equal(graphed(x), wanted * 2)
-            assert torch.equal(state.k, wanted)
-        owner.state = state = State(fresh(lab, 4))
-    assert states(graphed) == ["captured"]
-
-
-def test_a_method_of_an_object_with_nothing_but_slots_finds_them(lab: Lab) -> None:
-    bare = Bare(fresh(lab, 4))
-    graphed = cgraph.graphed(bare.run)
-    for turn in range(4):
-        if turn == 2:
-            bare.k = fresh(lab, 4)
-        x = fresh(lab, 4)
-        wanted = bare.k + x
-        assert torch.equal(graphed(x), wanted * 2)
-        assert torch.equal(bare.k, wanted)
+        fast(x)
+    # The stride of a dimension of one means nothing.
+    box.rows = memory.as_strided((2, 1), (step, other))
+    assert torch.equal(fast(x), box.rows)
