@@ -124,7 +124,7 @@ def leave_busy() -> None:
 def set_driver(number: int, sim: Sim | None = None) -> None:
     """Set the driver in force, by a number that no other driver has; initially it is 0.
 
-    ``sim`` is its simulator, if it is one.
+    ``sim`` is its simulator, if it is one; at 0 the default simulator is in force.
     """
 
 def end_broken(stream: Stream) -> None:
@@ -608,6 +608,8 @@ class Sim:
 
     current_stream: Stream | None
     """The current stream of this thread; None for the default one."""
+    is_default: bool
+    """True if it is in force where no driver was put in force."""
 
     def __new__(
         cls,

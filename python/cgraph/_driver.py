@@ -202,6 +202,12 @@ class Driver(Protocol):
     def current_stream(self) -> Any:
         """Return the current stream."""
 
+    def wait_between(self, last: int | None, now: int) -> None:
+        """Let a stream wait for the one of an earlier replay; both are raw handles.
+
+        Where that one may be gone, as None says, wait for the device.
+        """
+
     def stream_source(self) -> tuple[_core.Device, object, int]:
         """Return the current device, what finds its current stream, and its number.
 
@@ -241,7 +247,6 @@ def current() -> Driver:
         with _making:
             if name not in _made:
                 _made[name] = _makers[name]()
-                _tell_core()
     return _made[name]
 
 
@@ -305,6 +310,4 @@ def require_mode(mode: object) -> None:
 
 def _tell_core() -> None:
     """Let native calls know of the driver in force, and of the simulator if it is one."""
-    name = os.environ.get("CGRAPH_DRIVER", "cuda")
-    driver = _overrides[-1] if _overrides else _made.get(name)
-    _core.set_driver(number(), getattr(driver, "core", None))
+    _core.set_driver(number(), getattr(_overrides[-1], "core", None) if _overrides else None)

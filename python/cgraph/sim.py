@@ -66,6 +66,7 @@ class Simulator:
             seed=seed, memory=memory, driver_version=driver_version, asynchronous=asynchronous
         )
         self.device = _core.Device.sim(self.core)
+        self.asynchronous = asynchronous
         self.default_stream = _core.Stream(self.device, handle=0)
         from cgraph._captures.sim_pools import Pools
 
@@ -237,6 +238,11 @@ class Simulator:
         """Return the current stream of this thread."""
         return self.core.current_stream or self.default_stream
 
+    def wait_between(self, last: int | None, now: int) -> None:
+        """Run what is in flight, where replays may be."""
+        if self.asynchronous:
+            self.synchronize()
+
     def stream_source(self) -> tuple[_core.Device, object, int]:
         """Return the device, what finds its current stream, and its number."""
         return self.device, self.core, 0
@@ -277,7 +283,9 @@ def make_default() -> Simulator:
 
     _permanent = capturable_on_cpu()
     _permanent.__enter__()
-    return Simulator()
+    simulator = Simulator()
+    simulator.core.is_default = True
+    return simulator
 
 
 @contextmanager

@@ -374,3 +374,30 @@ def test_a_wrong_number_of_tensors_is_refused(sim: SimLab, reader: _core.TensorR
     nodes, _ = inputs(sim, reader, fresh(sim, 8))
     with pytest.raises(ArgumentError, match="number of tensors is 0, expected 1"):
         nodes.sources(())
+
+
+def test_a_static_tensor_that_was_resized_is_not_copied_to_on_the_simulator(sim: SimLab) -> None:
+    for resize in (lambda x: x.resize_(1 << 20), lambda x: x.untyped_storage().resize_(0)):
+        x, ladder = fresh(sim, 64), cgraph.GraphLadder()
+        ladder.capture("a", lambda x: x[:2] * 2, x)
+        resize(x)
+        with pytest.raises(ArgumentError, match="static input 0 is at .*resize_ has moved it"):
+            ladder("a", fresh(sim, 64))
+
+
+def test_a_tensor_whose_memory_was_taken_away_is_refused(lab: Lab) -> None:
+    ladder = cgraph.GraphLadder()
+    ladder.capture("a", lambda x: x * 2, fresh(lab, 64))
+    x = fresh(lab, 64)
+    assert_close(ladder("a", x), x * 2)
+    x.untyped_storage().resize_(0)
+    with pytest.raises(ArgumentError, match="tensor 0 is without memory"):
+        ladder("a", x)
+
+
+def test_a_ladder_of_inference_mode_copies_strided_tensors_outside_of_it(lab: Lab) -> None:
+    ladder = cgraph.GraphLadder()
+    with torch.inference_mode():
+        ladder.capture("a", lambda x: x * 2, fresh(lab, 4, 4))
+    x = fresh(lab, 4, 4).t()
+    assert_close(ladder("a", x), x * 2)

@@ -84,3 +84,14 @@ def test_a_replay_runs_no_python(lab: Lab) -> None:
     x.copy_(fresh(lab, 4, 5))
     assert frames(graph.replay) == []
     torch.testing.assert_close(y, _fn(x))
+
+
+@pytest.mark.parametrize("kind", _HITS)
+def test_calls_on_streams_by_turns_wait_for_each_other(lab: Lab, kind: str) -> None:
+    with torch.no_grad():
+        call, rows = _HITS[kind](lab)
+        for stream in (lab.current(), lab.stream(), lab.stream(), lab.current()):
+            with lab.use(stream):
+                x = fresh(lab, rows, 5)
+                torch.testing.assert_close(call(x), _fn(x))
+            lab.sync()

@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import cgraph
-from cgraph.errors import CaptureError
+from cgraph.errors import CaptureError, ForeignError
 from lab import SimLab, fresh
 
 
@@ -82,3 +82,20 @@ def test_operators_of_tensors_without_one_memory_are_refused_by_their_kind(
     with pytest.raises(CaptureError, match=f"of a {kind} tensor"):
         with cgraph.graph(cgraph.CUDAGraph()):
             run()
+
+
+def test_a_graph_of_the_default_simulator_is_replayed_where_no_other_is_in_force(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CGRAPH_DRIVER", "sim")
+    x, graph = torch.ones(3), cgraph.CUDAGraph()
+    with cgraph.graph(graph):
+        y = x * 2
+    graph.replay()
+    monkeypatch.delenv("CGRAPH_DRIVER")
+    with cgraph.sim.use():
+        with pytest.raises(ForeignError, match="is not in force"):
+            graph.replay()
+    x.fill_(4)
+    graph.replay()
+    assert torch.equal(y, x * 2)

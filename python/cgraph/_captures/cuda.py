@@ -61,6 +61,13 @@ class Cuda:
             own.end()
             raise
 
+    def wait_between(self, last: int | None, now: int) -> None:
+        """Let a stream wait for the one of an earlier replay, or the host for the device."""
+        if last is None:
+            self.synchronize()
+        else:
+            _torch.wait_between(last, now)
+
     def stream_source(self) -> tuple[_core.Device, object, int]:
         """Return the current device, what finds its current stream, and its number."""
         ordinal = torch.cuda.current_device()

@@ -1,7 +1,7 @@
 //! `Sim`: the simulated driver, and Python callables as its kernels.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
 
@@ -25,14 +25,20 @@ pub(crate) struct Sim {
     /// The streams that were made current, by thread.
     current: Mutex<HashMap<ThreadId, Py<Stream>>>,
     is_asynchronous: bool,
+    is_default: AtomicBool,
 }
 
-/// The number of the simulator in force; 0 for none.
-static IN_FORCE: AtomicU64 = AtomicU64::new(0);
+/// What [`IN_FORCE`] is while no driver was put in force, and while one was that is no simulator.
+const NOTHING: u64 = 0;
+const OTHER: u64 = u64::MAX;
 
-/// Note which simulator is in force, if one is.
-pub(crate) fn put_in_force(sim: Option<&Sim>) {
-    IN_FORCE.store(sim.map_or(0, |sim| sim.core.id()), Ordering::Relaxed);
+/// The number of the simulator in force.
+static IN_FORCE: AtomicU64 = AtomicU64::new(NOTHING);
+
+/// Note that a driver was put in force, which may be a simulator, or that none is any more.
+pub(crate) fn put_in_force(is_any: bool, sim: Option<&Sim>) {
+    let none = if is_any { OTHER } else { NOTHING };
+    IN_FORCE.store(sim.map_or(none, |sim| sim.core.id()), Ordering::Relaxed);
 }
 
 #[pymethods]
@@ -51,6 +57,7 @@ impl Sim {
             raised: Arc::default(),
             current: Mutex::default(),
             is_asynchronous: asynchronous,
+            is_default: AtomicBool::new(false),
         }
     }
 
@@ -70,6 +77,17 @@ impl Sim {
         };
         // Its end may run any code: the lock is open.
         drop(before);
+    }
+
+    /// Return whether it is in force where no driver was put in force.
+    #[getter]
+    fn is_default(&self) -> bool {
+        self.is_default.load(Ordering::Relaxed)
+    }
+
+    #[setter]
+    fn set_is_default(&self, is_default: bool) {
+        self.is_default.store(is_default, Ordering::Relaxed);
     }
 
     /// Enqueue a callable as a kernel, or record it where the stream captures.
@@ -192,7 +210,11 @@ impl Sim {
     /// # Errors
     /// If another driver is in force.
     pub(crate) fn stream_of_replay(&self) -> PyResult<u64> {
-        if IN_FORCE.load(Ordering::Relaxed) != self.core.id() {
+        let is_in_force = match IN_FORCE.load(Ordering::Relaxed) {
+            NOTHING => self.is_default(),
+            id => id == self.core.id(),
+        };
+        if !is_in_force {
             let name = self.core.name();
             return Err(foreign(format!(
                 "a replay of a graph of {name}, which is not in force: replay it inside `with \
@@ -219,7 +241,8 @@ impl Sim {
         stream: &cg_core::Stream,
         moves_tensors: bool,
     ) -> PyResult<()> {
-        if moves_tensors && self.is_asynchronous {
+        // The replay itself is refused inside a capture, with advice.
+        if moves_tensors && self.is_asynchronous && !detached(py, || stream.is_capturing())? {
             self.finish(py, stream)?;
         }
         Ok(())

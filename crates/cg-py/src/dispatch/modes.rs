@@ -47,7 +47,7 @@ static DRIVER: AtomicU64 = AtomicU64::new(0);
 #[pyo3(signature = (number, sim=None))]
 pub(crate) fn set_driver(number: u64, sim: Option<&Bound<'_, Sim>>) {
     DRIVER.store(number, Ordering::Relaxed);
-    put_in_force(sim.map(Bound::get));
+    put_in_force(number != 0, sim.map(Bound::get));
 }
 
 /// `c10::DeviceType`, of the devices that are captured.

@@ -211,6 +211,7 @@ impl Inputs {
         let are_several = tensors.len() > 1;
         let mut read = Vec::new();
         for (index, tensor, fit) in tensors {
+            self.require_contents(index, &tensor)?;
             let lies_in_slot =
                 matches!(fit, Match::Copy(from) if self.core.conflicts(index, Address(from)));
             let tensor = tensor.call_method0(intern!(tensor.py(), "detach"))?;
@@ -222,7 +223,45 @@ impl Inputs {
         }
         for (index, tensor) in read {
             let own = self.slots[index].tensor.bind(tensor.py());
-            own.call_method1(intern!(own.py(), "copy_"), (tensor,))?;
+            copy(own, &tensor)?;
+        }
+        Ok(())
+    }
+
+    /// Raise unless each static tensor has the memory that the graph copies to, as it may have been resized.
+    pub(crate) fn require_memory(&self, py: Python<'_>) -> PyResult<()> {
+        for (index, (slot, own)) in self.slots.iter().zip(&self.own).enumerate() {
+            if !slot.is_plain || slot.signature.nbytes() == 0 {
+                continue;
+            }
+            let reader = slot.signature.reader().get();
+            let (now, _) = reader.location(slot.tensor.bind(py))?;
+            if now != own.0 {
+                return Err(argument(
+                    &format!("static input {index}"),
+                    &format!("at {now:#x}"),
+                    &format!(
+                        "at {:#x}, where it was captured: resize_ has moved it",
+                        own.0
+                    ),
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Raise if the memory of a tensor was taken away, as by `resize_(0)` of its storage.
+    fn require_contents(&self, index: usize, tensor: &Bound<'_, PyAny>) -> PyResult<()> {
+        let signature = &self.slots[index].signature;
+        let location = signature.reader().get().location(tensor);
+        // torch says itself why it cannot copy a tensor without a storage.
+        if signature.nbytes() > 0 && location.is_ok_and(|(_, memory)| memory == 0) {
+            let given = "without memory when the replay copies it";
+            return Err(argument(
+                &format!("tensor {index}"),
+                given,
+                "one with contents: a hook or the caller has taken its memory away",
+            ));
         }
         Ok(())
     }
@@ -245,6 +284,24 @@ impl Inputs {
         }
         is_safe
     }
+}
+
+/// Let torch copy a tensor to a static one, as a node of the graph would: nothing asks for the mode.
+fn copy(own: &Bound<'_, PyAny>, tensor: &Bound<'_, PyAny>) -> PyResult<()> {
+    let py = own.py();
+    let copy = || own.call_method1(intern!(py, "copy_"), (tensor,)).map(drop);
+    if !own.call_method0(intern!(py, "is_inference"))?.is_truthy()? {
+        return copy();
+    }
+    let mode = py
+        .import(intern!(py, "torch"))?
+        .getattr(intern!(py, "inference_mode"))?;
+    let mode = mode.call0()?;
+    mode.call_method0(intern!(py, "__enter__"))?;
+    let copied = copy();
+    let none = py.None();
+    mode.call_method1(intern!(py, "__exit__"), (&none, &none, &none))?;
+    copied
 }
 
 impl Slot {

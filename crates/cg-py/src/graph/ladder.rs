@@ -8,6 +8,7 @@ use pyo3::{PyTraverseError, PyVisit, intern};
 use super::recording::Recording;
 use super::replay_inputs::ReplayTensors;
 use super::results::Returned;
+use crate::error::argument;
 
 /// Graphs by key, each with the result that its replays write.
 #[pyclass(frozen, subclass, weakref, module = "cgraph._core")]
@@ -81,10 +82,12 @@ impl Rung {
         returned: Returned<'_>,
         takes: Option<usize>,
     ) -> PyResult<Self> {
-        Ok(Self {
-            recording: Recording::new(replayed, returned)?,
-            takes,
-        })
+        let recording = Recording::new(replayed, returned)?;
+        if !recording.is_of_graphs() {
+            let given = replayed.repr()?.to_string();
+            return Err(argument("replayed", &given, "a graph or segments"));
+        }
+        Ok(Self { recording, takes })
     }
 
     /// Replay with these tensors, or with what lies in the static ones, and return the result.

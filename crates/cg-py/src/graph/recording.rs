@@ -80,6 +80,11 @@ impl Recording {
         Ok(Served { result, is_eager })
     }
 
+    /// Return whether it is a graph or segments, which take tensors that nobody has compared.
+    pub(crate) fn is_of_graphs(&self) -> bool {
+        matches!(self.replayed, Replayed::Graph(_) | Replayed::Segments(_))
+    }
+
     pub(crate) fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
         self.results.traverse(visit)?;
         match &self.replayed {
@@ -111,7 +116,7 @@ impl Replayed {
         Err(argument(
             "replayed",
             &given,
-            "a graph, segments or a callable",
+            "a graph, padded or not, segments or a callable",
         ))
     }
 }

@@ -65,6 +65,10 @@ impl ReadyExec {
         let CurrentStream::Simulated(sim) = &*self.current else {
             return self.enqueue(py, given, sent, handle);
         };
+        if let Some(fed) = &self.fed {
+            // Where a GPU would write to memory of torch's cache, this would to anybody's.
+            fed.require_memory(py)?;
+        }
         let moves_tensors = sent.is_some() || !given.is_nothing();
         let stream = detached(py, || self.current.stream(self.exec.device(), handle))?;
         sim.get().before_replay(py, &stream, moves_tensors)?;

@@ -98,6 +98,11 @@ impl ReplayInputs {
         random.try_for_each(|random| visit.call(&random.generator))
     }
 
+    /// Raise unless each static tensor has the memory that the graph copies to.
+    pub(crate) fn require_memory(&self, py: Python<'_>) -> PyResult<()> {
+        self.inputs.get().require_memory(py)
+    }
+
     /// Let `launch` enqueue one replay, with these tensors or with what the static ones hold, and with
     /// results sent where the caller says. The random state is touched only once the tensors are found to fit.
     #[inline]

@@ -49,7 +49,7 @@ impl Guards {
             None
         };
         if quick == Some(true) && state.still.is_none() {
-            state.still = self.still_places(py, &state);
+            state.still = Some(self.still_places(py, &state));
         }
         let fits = match quick {
             Some(fits) => fits,
@@ -159,8 +159,13 @@ impl Guards {
         };
         let others = still.others.iter().map(|number| &all[*number]);
         let compared = self.compare_untracked(py, state, others, objects);
-        let reader = still.reader.get().fast().and_then(FastReader::field_reader);
-        let are_still = || reader.is_some_and(|reader| still.tensors.are_still(py, reader));
+        let are_still = || {
+            let Some(reader) = &still.reader else {
+                return true;
+            };
+            let fields = reader.get().fast().and_then(FastReader::field_reader);
+            fields.is_some_and(|fields| still.tensors.are_still(py, fields))
+        };
         let knows = !matches!(compared, Compared::Same) || are_still();
         state.still = Some(still);
         if knows {
@@ -194,10 +199,9 @@ impl Guards {
         Compared::Same
     }
 
-    /// Return what stands for the places that nobody tells of, all of which have just fitted; none if no tensor is
-    /// among them.
+    /// Return what stands for the places that nobody tells of, all of which have just fitted.
     #[cold]
-    fn still_places(&self, py: Python<'_>, state: &LastValues) -> Option<StillPlaces> {
+    fn still_places(&self, py: Python<'_>, state: &LastValues) -> StillPlaces {
         let (mut tensors, mut others, mut reader) = (StillTensors::default(), Vec::new(), None);
         for (number, untracked) in self.places.untracked.iter().enumerate() {
             let value = state.places[untracked.place].value.as_ref();
@@ -212,11 +216,11 @@ impl Guards {
                 others.push(number);
             }
         }
-        Some(StillPlaces {
+        StillPlaces {
             tensors,
-            reader: reader?.clone_ref(py),
+            reader: reader.map(|reader| reader.clone_ref(py)),
             others,
-        })
+        }
     }
 
     /// Look at all places.

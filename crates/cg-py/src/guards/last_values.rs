@@ -36,8 +36,8 @@ pub(super) struct LastValues {
 /// Tensors that lie where they lay, and the other places that nobody tells of.
 pub(super) struct StillPlaces {
     pub(super) tensors: StillTensors,
-    /// The reader of these tensors.
-    pub(super) reader: Py<TensorReader>,
+    /// The reader of these tensors; none if there are none.
+    pub(super) reader: Option<Py<TensorReader>>,
     /// By their numbers among `Places::untracked`.
     pub(super) others: Vec<usize>,
 }

@@ -75,7 +75,8 @@ pub(crate) fn stream(device: &Device, handle: u64) -> Result<Stream> {
         });
     }
     if is_lasting(handle) {
-        // SAFETY: torch has said that the stream is of its pool, which it never destroys.
+        // SAFETY: it is the default stream, which each device has, or torch has said that it is of its pool,
+        // which it never destroys.
         return Ok(unsafe { Stream::from_raw(device, StreamHandle(handle)) });
     }
     // SAFETY: the handle comes from torch's current stream, which is live during the call that asks for

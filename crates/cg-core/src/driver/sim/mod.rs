@@ -42,7 +42,8 @@ pub use run::KernelCall;
 /// The work of a simulated kernel; an error text makes the launch fail as a faulting kernel does.
 pub type KernelFn = dyn Fn(&KernelCall<'_>) -> Result<(), String> + Send + Sync;
 
-/// How to reach memory of the host at its own addresses, which no allocation of the device has.
+/// How to reach memory of the host at its own addresses: any address that is none of the device, also that of
+/// host memory behind the device's. No rule of the simulator looks at such copies.
 ///
 /// Whoever enqueues a copy keeps that memory until the copy has run, as a real device needs it.
 #[derive(Debug, Clone, Copy)]
