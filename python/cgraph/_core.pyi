@@ -519,7 +519,7 @@ class Rung:
         ``takes`` is the number of tensors that a call may give instead of the static inputs; None
         if Python has to look at them first.
         """
-    def serve(self, tensors: tuple[Any, ...], /) -> Any:
+    def serve(self, tensors: tuple[Any, ...]) -> Any:
         """Replay with these tensors, or with what lies in the static inputs; return the result."""
 
 @final

@@ -381,7 +381,7 @@ def test_a_static_tensor_that_was_resized_is_not_copied_to_on_the_simulator(sim:
         x, ladder = fresh(sim, 64), cgraph.GraphLadder()
         ladder.capture("a", lambda x: x[:2] * 2, x)
         resize(x)
-        with pytest.raises(ArgumentError, match="static input 0 is at .*resize_ has moved it"):
+        with pytest.raises(ArgumentError, match=r"static input 0 is at .*resize_ has moved it"):
             ladder("a", fresh(sim, 64))
 
 

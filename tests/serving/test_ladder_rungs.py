@@ -76,5 +76,5 @@ def test_arguments_are_handed_on_unless_they_are_as_many_tensors_as_it_takes(lab
 def test_a_rung_replays_nothing_but_a_graph_or_segments() -> None:
     with pytest.raises(ArgumentError, match="replayed is 3, expected a graph, padded or not"):
         Rung(3, returned(5), 0)  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match="replayed is <.*>, expected a graph or segments"):
+    with pytest.raises(ArgumentError, match=r"replayed is <.*>, expected a graph or segments"):
         Rung(lambda: 5, returned(5), 0)  # type: ignore[arg-type]
