@@ -104,11 +104,11 @@ def follow_changes(
     inputs: Callable[[], tuple[tuple[Any, ...], tuple[Any, ...]]],
     states: Callable[[], tuple[Any, Any]] = lambda: ((), ()),
     calls: int = 3,
-    rtol: float = 1e-5,
+    rtol: float = 0,
 ) -> None:
     """Compare calls with eager ones, at first and after each change.
 
-    Results, arguments and states must be near: a GPU may sum otherwise in a graph. Each result
+    Results, arguments and states must be equal, or near each other with a tolerance. Each result
     is poisoned afterwards, so that the next call must write it anew.
     """
 
@@ -137,7 +137,7 @@ def alike_after(
     grad: bool = False,
     shape: tuple[int, ...] = (2, 3),
     calls: int = 3,
-    rtol: float = 1e-5,
+    rtol: float = 0,
 ) -> GraphedFunction:
     """Compare calls with those of the same function, which writes nothing, after each change."""
     graphed = graphed_one(function)
@@ -157,7 +157,7 @@ def twins_agree(
     *,
     grad: bool = True,
     calls: int = 3,
-    rtol: float = 1e-5,
+    rtol: float = 0,
     **options: Any,
 ) -> GraphedFunction:
     """Compare calls of one case with eager calls of its twin, after the same changes of both."""
@@ -205,12 +205,12 @@ def eager_one(function: Callable[..., Any]) -> Callable[..., Any]:
     return function.__wrapped__ if isinstance(function, GraphedFunction) else function
 
 
-def alike(one: Any, other: Any, rtol: float = 1e-5, check_stride: bool = False) -> None:
-    """Require values to be put together alike of near tensors and of values that read alike."""
+def alike(one: Any, other: Any, rtol: float = 0, check_stride: bool = False) -> None:
+    """Require values to be put together alike of equal tensors and of values that read alike."""
     parts, spec = pytree.tree_flatten(one)
     others, its_spec = pytree.tree_flatten(other)
     assert spec == its_spec
-    limits: Any = {"rtol": rtol, "atol": 1e-5, "check_stride": check_stride}
+    limits: Any = {"rtol": rtol, "atol": 1e-5 if rtol else 0, "check_stride": check_stride}
     for part, its in zip(parts, others, strict=True):
         if isinstance(its, Tensor):
             assert_close(part, its, equal_nan=True, **limits)

@@ -195,4 +195,4 @@ def test_what_each_call_stores_is_in(lab: Lab, place: str) -> None:
         rows = itertools.cycle((2, 4, 2, 2, 4))
         return replace(STORED[place](lab), inputs=lambda: (fresh(lab, next(rows), 3),))
 
-    twins_agree(lab, storing, grad=False, calls=9)
+    twins_agree(lab, storing, grad=False, calls=9, rtol=1.3e-6)

@@ -32,7 +32,7 @@ def drawing(lab: Lab) -> Case:
 
 
 def test_a_generator_that_is_exchanged_is_drawn_from(lab: Lab) -> None:
-    twins_agree(lab, drawing)
+    twins_agree(lab, drawing, rtol=1.3e-6)
 
 
 DRAWS: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
@@ -49,7 +49,7 @@ def test_generators_of_all_operators_are_as_after_the_eager_calls(lab: Lab, kind
         x = torch.full((4,), 30.0, device=lab.device)
         return Case(lambda x: DRAWS[kind](x, own), inputs=lambda: (x,))
 
-    twins_agree(lab, draws)
+    twins_agree(lab, draws, rtol=1.3e-6)
 
 
 def frames(lab: Lab) -> Any:
@@ -73,7 +73,7 @@ FRAMES: dict[str, Callable[[Lab], Case]] = {
 
 @pytest.mark.parametrize("which", FRAMES)
 def test_frames_are_followed_that(lab: Lab, which: str) -> None:
-    twins_agree(lab, FRAMES[which], calls=1)
+    twins_agree(lab, FRAMES[which], calls=1, rtol=1.3e-6)
 
 
 def weighted(lab: Lab) -> Any:
@@ -102,7 +102,7 @@ ATTRIBUTES: dict[str, Callable[[Lab], Case]] = {
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("what", ATTRIBUTES)
 def test_an_attribute_of_a_weight_is_that_of_eager(lab: Lab, what: str, grad: bool) -> None:
-    twins_agree(lab, ATTRIBUTES[what], grad=grad, calls=1)
+    twins_agree(lab, ATTRIBUTES[what], grad=grad, calls=1, rtol=1.3e-6)
 
 
 def test_a_result_whose_gradient_is_to_be_kept_keeps_it(lab: Lab) -> None:
@@ -178,7 +178,7 @@ def test_a_state_in_a_dictionary_that_begins_empty_is_that_of_eager(
 
         return Case(function, state=lambda: kept, shape=(3,))
 
-    twins_agree(lab, summing, grad=grad, calls=4, warmup=warmup)
+    twins_agree(lab, summing, grad=grad, calls=4, rtol=1.3e-6, warmup=warmup)
 
 
 def training(
@@ -221,7 +221,7 @@ def test_parameters_of_a_group_that_an_optimizer_gets_are_trained(
         optimizer.add_param_group({"params": [*module[2].parameters()], "lr": 0.05})
 
     make = partial(training, changes={when: add}, parts=slice(1), momentum=momentum)
-    twins_agree(lab, make, calls=1)
+    twins_agree(lab, make, calls=1, rtol=1.3e-6)
 
 
 @pytest.mark.parametrize("kind", ["pre", "post"])
@@ -237,7 +237,7 @@ def test_hooks_of_an_optimizer_come_and_go(lab: Lab, kind: str) -> None:
     def remove(module: nn.Module, optimizer: Any) -> None:
         optimizer.handle.remove()
 
-    twins_agree(lab, partial(training, changes={2: add, 5: remove}), calls=1)
+    twins_agree(lab, partial(training, changes={2: add, 5: remove}), calls=1, rtol=1.3e-6)
 
 
 def scaled(by: Tensor) -> Callable[[Tensor], Tensor]:
