@@ -39,9 +39,11 @@ rust-test:
 	for example in $(EXAMPLES); do \
 		cargo run --quiet --package cg-core --example $$example || exit 1; done
 
+# A test that holds the interpreter for ever ends its process, with a stack: no other limit reaches it.
 python-test: build
 	CGRAPH_DRIVER=sim OMP_NUM_THREADS=1 $(BIN)/python -m pytest \
-		--numprocesses auto --maxprocesses 4 --dist worksteal --durations 10
+		--numprocesses auto --maxprocesses 4 --dist worksteal --durations 10 \
+		-o faulthandler_timeout=300 -o faulthandler_exit_on_timeout=true
 
 lint: build check-ptx
 	cargo fmt --check

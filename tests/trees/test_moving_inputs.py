@@ -8,7 +8,6 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch._inductor import cudagraph_trees
 
@@ -16,17 +15,15 @@ import cgraph
 from cgraph import _torch
 from cgraph.errors import CgraphWarning, EagerWarning
 from lab import Lab, fresh
+from process_group import only_process
 from tree_programs import graphs_of, in_tree, step
 
 
 @pytest.fixture
 def alone() -> Iterator[None]:
     """Be the only process of a group."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
+    with only_process():
         yield
-    finally:
-        dist.destroy_process_group()
 
 
 def lent(memory: Tensor, place: int) -> Tensor:

@@ -9,13 +9,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 import cgraph
 from graphed_calls import near, numbers, quiet, same_gradients
 from lab import Lab, fresh
 from networks import leaf, network
+from process_group import only_process
 
 
 def test_padding_that_shows_in_a_gradient_runs_eagerly(lab: Lab) -> None:
@@ -112,8 +112,7 @@ def test_held_results_with_gradients_keep_their_values_if_they_are_copies(lab: L
 
 
 def test_ddp_with_few_warmup_calls_stays_eager_and_says_how_many(lab: Lab) -> None:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
+    with only_process():
         net = network(lab)
         graphed = cgraph.graphed(nn.parallel.DistributedDataParallel(net))
         with quiet() as caught:
@@ -125,8 +124,6 @@ def test_ddp_with_few_warmup_calls_stays_eager_and_says_how_many(lab: Lab) -> No
                 del y
         assert [str(one.message) for one in caught if "give warmup=11" in str(one.message)]
         assert numbers(graphed)[1] == 0
-    finally:
-        dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("has_break", [False, True])
