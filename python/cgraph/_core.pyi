@@ -1,6 +1,6 @@
 """The native half of cgraph: cg-core for Python. Not a public interface."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, final
 
 from torch import Tensor
@@ -28,6 +28,8 @@ __all__ = [
     "LentResults",
     "NewNode",
     "NodeAddress",
+    "OperatorNotes",
+    "OperatorReader",
     "Outputs",
     "PaddedGraph",
     "Pool",
@@ -365,6 +367,76 @@ class TensorReader:
 
         Uses an unstable function of torch, if it is known and was right for the samples.
         """
+
+@final
+class OperatorReader:
+    """Takes the arguments and results of operators apart."""
+
+    def __new__(
+        cls,
+        tensors: TensorReader,
+        generator: type,
+        script_object: type,
+        memory_of: Callable[[Any], object | None],
+        device_type: str,
+    ) -> Self:
+        """Create a reader.
+
+        ``memory_of`` returns the storage of a tensor that ``tensors`` cannot read. Captures work on
+        devices of ``device_type``.
+        """
+    def split(
+        self, args: Iterable[Any], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], list[Any]]:
+        """Split arguments, in order: those that are not device tensors, and tensors."""
+    @property
+    def devices(self) -> list[Any]:
+        """The devices of the tensors so far, each once."""
+
+@final
+class OperatorNotes:
+    """Notes where the tensors of a call's operators come from."""
+
+    def __new__(
+        cls,
+        reader: OperatorReader,
+        inputs: dict[int, tuple[str, int]],
+        origins: dict[int, tuple[Any, ...]],
+        made: dict[int, Any],
+        weak_storage: Callable[[Any], object],
+        begins: Sequence[int | None],
+    ) -> Self:
+        """Create notes.
+
+        Args:
+            reader: Takes arguments apart.
+            inputs: The origins of the tensors that the call got, by their ``id``.
+            origins: The origins of memory, by the number of the storage. Operators add to it.
+            made: Gets a weak reference to each storage that an operator made, by its number.
+            weak_storage: Makes these references.
+            begins: Where each input begins in its storage, in elements; None if its copy may have
+                other strides.
+        """
+    @property
+    def has_nested(self) -> bool:
+        """True if an operator got a nested tensor."""
+    def take(
+        self, args: Iterable[Any], kwargs: dict[str, Any], outside: int
+    ) -> tuple[tuple[Any, ...], tuple[Any, ...], list[int], list[Any]]:
+        """Take an operator's arguments apart.
+
+        Args:
+            args: Positional arguments.
+            kwargs: Arguments by name.
+            outside: The number of known storages from outside.
+
+        Returns:
+            The arguments that are not device tensors; the origin of each tensor, and its layout
+            there; the numbers of their storages; and the tensors whose memory is from outside and
+            was not known.
+        """
+    def make(self, result: Any, given: Sequence[int], place: int) -> None:
+        """Note the storages that an operator made: those of its results that it did not get."""
 
 @final
 class SamePlaces:

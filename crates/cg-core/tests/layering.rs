@@ -116,7 +116,7 @@ const PY_LAYERS: &[&[&str]] = &[
     &["error"],
     &["detach", "raw"],
     &["device", "tensors"],
-    &["arguments", "guards"],
+    &["arguments", "guards", "operators"],
     &["graph"],
     &["dispatch"],
     &["trees"],

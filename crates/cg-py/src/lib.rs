@@ -8,6 +8,7 @@ mod dispatch;
 mod error;
 mod graph;
 mod guards;
+mod operators;
 mod raw;
 mod tensors;
 mod trees;
@@ -35,6 +36,8 @@ mod _core {
     };
     #[pymodule_export]
     use super::guards::{Guards, watches_dictionaries};
+    #[pymodule_export]
+    use super::operators::{OperatorNotes, OperatorReader};
     #[pymodule_export]
     use super::tensors::{SamePlaces, Signature, TensorReader};
     #[pymodule_export]

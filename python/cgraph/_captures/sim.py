@@ -22,7 +22,7 @@ from cgraph._captures.liveness import OutsideTensor
 from cgraph._captures.sim_pools import SimHandle, SimMemPool
 from cgraph._captures.turns import Turn
 from cgraph._driver import Captured, Handle
-from cgraph._operators.operator_mode import OperatorMode
+from cgraph._operators.operator_mode import OperatorMode, Run
 from cgraph._operators.schemas import name_of, tensors_of, touches_memory
 from cgraph._source import user_line
 from cgraph._torch import (
@@ -262,11 +262,11 @@ class Recorder(_torch.Bystander):
             return made
         if not touches_memory(func):
             return func(*args, **kwargs)
-        run = functools.partial(self._record, stream, func, args, kwargs)
+        run: Run = functools.partial(self._record, stream)
         # These modes are outside of this one, and would not see the operators that it takes.
         for watch in _torch.modes_inside_out(OperatorMode):
-            run = functools.partial(watch.seen, func, args, kwargs, run)
-        return run()
+            run = functools.partial(watch.seen, run=run)
+        return run(func, args, kwargs)
 
     def _record(self, stream: _core.Stream, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Make a node of the operator; return its result."""

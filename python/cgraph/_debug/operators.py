@@ -12,7 +12,7 @@ import torch
 
 from cgraph import _driver, _torch, breaks, labels
 from cgraph._captures.label_recorder import Modules
-from cgraph._operators.facts import taken_apart
+from cgraph._operators.facts import operator_reader
 from cgraph._source import user_line
 from cgraph._text import short_place
 from cgraph._torch import tree_iter
@@ -83,7 +83,7 @@ class Watch(_torch.Bystander):
         self._in_break = False
         self._modules: Modules | None = None
         self.segment = 0
-        self._device_type = _driver.current().device_type
+        self._reader = operator_reader(_driver.current().device_type)
 
     def watching(self) -> ExitStack:
         """Return a context in which operators are seen."""
@@ -129,7 +129,7 @@ class Watch(_torch.Bystander):
             operator = SeenOperator(
                 label, self.segment, values, is_behind_backward=self._has_backward
             )
-            operator.numbers, _ = taken_apart(args, kwargs or {}, self._device_type)
+            operator.numbers, _ = self._reader.split(args, kwargs or {})
             self._has_backward = False
             self.seen(operator)
         return result

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from cgraph import _core, _torch
 from cgraph._operators.refused import may_be_refused
 from cgraph._operators.schemas import touches_memory, writes_nothing
 
-__all__ = ["Facts", "facts_of", "taken_apart"]
+__all__ = ["Facts", "facts_of", "operator_reader"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,45 +61,7 @@ def facts_of(func: Any) -> Facts:
 _known: dict[int, Facts] = {}
 
 
-def taken_apart(
-    args: Iterable[Any], kwargs: dict[str, Any], device_type: str
-) -> tuple[tuple[Any, ...], list[torch.Tensor]]:
-    """Split an operator's arguments, in order: those that are not device tensors, and tensors."""
-    numbers: list[Any] = []
-    tensors: list[torch.Tensor] = []
-    _take(args, device_type, numbers, tensors)
-    for name, one in kwargs.items():
-        numbers.append(name)
-        _take((one,), device_type, numbers, tensors)
-    return tuple(numbers), tensors
-
-
-def _take(
-    values: Iterable[Any], device_type: str, numbers: list[Any], tensors: list[torch.Tensor]
-) -> None:
-    for one in values:
-        if isinstance(one, torch.Tensor):
-            tensors.append(one)
-            if one.dim() == 0 and one.device.type not in (device_type, "meta") and _is_plain(one):
-                # A kernel gets it as a number.
-                numbers.append((float, repr(one.item())))
-        elif isinstance(one, tuple | list):
-            _take(one, device_type, numbers, tensors)
-        elif isinstance(one, dict):
-            for name, value in one.items():
-                numbers.append(name)
-                _take((value,), device_type, numbers, tensors)
-        elif isinstance(one, float | complex):
-            numbers.append((type(one), repr(one)))
-        elif isinstance(one, torch.Generator):
-            numbers.append(int(one._cdata))  # type: ignore[attr-defined]
-        elif isinstance(one, torch.ScriptObject):
-            # A process group or a reduction has another one around it in each call, and packed
-            # weights cannot be compared. Guards tell such objects of Python's apart.
-            numbers.append(one._type().qualified_name())
-        else:
-            numbers.append((type(one), one))
-
-
-def _is_plain(tensor: torch.Tensor) -> bool:
-    return type(tensor) in (torch.Tensor, torch.nn.Parameter)
+def operator_reader(device_type: str) -> _core.OperatorReader:
+    """Return a reader of operators' arguments, for captures on devices of a type."""
+    classes = torch.Generator, torch.ScriptObject
+    return _core.OperatorReader(_torch.tensor_reader(), *classes, _torch.memory_of, device_type)

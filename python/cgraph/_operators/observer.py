@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 
-from cgraph import _torch
+from cgraph import _core, _torch
 from cgraph._operators.codes import Codes
-from cgraph._operators.facts import Facts, facts_of, taken_apart
+from cgraph._operators.facts import Facts, facts_of, operator_reader
 from cgraph._operators.launches import Launch, Suspects
-from cgraph._operators.operator_mode import OperatorMode, run_operator
+from cgraph._operators.operator_mode import OperatorMode, Run, run_operator
 from cgraph._operators.refused import cause_against
 from cgraph._operators.schemas import name_of, tensors_in, tensors_of, written_by
 from cgraph._operators.trace import Operator, OutsideMemory, Trace
@@ -99,11 +99,9 @@ class Observer(OperatorMode):
         trace: The operators.
         codes: The code that Python ran.
         refusals: The operators that a capture refuses.
-        devices: The devices that operators work on, also the host.
         generators: The generators that operators drew from, besides the default ones.
         draws: True if an operator draws random numbers.
         is_backward: True if an operator was part of a backward pass.
-        has_nested: True if an operator works on a nested tensor.
         stop: Called, if this is a capture, at the first operator that it refuses; it ends the
             capture, and the rest of the call runs eagerly.
         is_over: True if nothing is noted any more.
@@ -125,11 +123,9 @@ class Observer(OperatorMode):
         self.trace = Trace()
         self.codes = Codes()
         self.refusals: list[Reason] = []
-        self.devices: set[torch.device] = set()
         self.generators: list[torch.Generator] = []
         self.draws = False
         self.is_backward = False
-        self.has_nested = False
         self.stop: Callable[[Reason], None] | None = None
         self.is_over = False
         self.by_recorder = False
@@ -140,16 +136,27 @@ class Observer(OperatorMode):
         # A tensor may be given in several places, and each place has its own copy.
         firsts = {id(one): place for place, one in reversed([*enumerate(given)])}
         places = [firsts[id(one)] for one in given]
-        self._inputs = {id(one): places[place] for place, one in enumerate(inputs)}
-        self._are_dense = are_dense
+        self._inputs = {id(one): ("input", places[place]) for place, one in enumerate(inputs)}
         self._versions = {id(one): version_of(one) for one in inputs}
-        self._input_offsets = [one.storage_offset() if _is_plain(one) else 0 for one in inputs]
         self._origins: dict[int, tuple[Any, ...]] = {}
         for place, one in reversed([*enumerate(inputs)]):
             if (memory := _torch.memory_of(one)) is not None:
                 self._origins[_torch.storage_id(memory)] = ("input", places[place])
         # Storages that operators made, by number; the weak reference keeps the number taken.
         self._made: dict[int, _torch.WeakStorage] = {}
+        begins = [
+            _begin_of(one) if is_dense else None
+            for one, is_dense in zip(inputs, are_dense, strict=True)
+        ]
+        self._reader = operator_reader(device_type)
+        self._notes = _core.OperatorNotes(
+            self._reader,
+            self._inputs,
+            self._origins,
+            self._made,
+            _torch.WeakStorage,
+            begins,
+        )
         self.suspects = Suspects(inputs, None)
         self.codes.launches = self._launched
         self.codes.steps = functools.partial(self._called, Cause.OPTIMIZER)
@@ -159,6 +166,16 @@ class Observer(OperatorMode):
             self.codes.reads = functools.partial(self._called, Cause.HOST_READ)
         # Autograd has a thread for each GPU.
         self._lock = threading.RLock()
+
+    @property
+    def devices(self) -> set[torch.device]:
+        """The devices that operators work on, also the host."""
+        return {*self._reader.devices}
+
+    @property
+    def has_nested(self) -> bool:
+        """True if an operator works on a nested tensor."""
+        return self._notes.has_nested
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -208,7 +225,7 @@ class Observer(OperatorMode):
         if self.by_recorder and not self.is_over:
             return func(*args, **given)
         # Each __torch_dispatch__ of a class costs one more call of torch's.
-        return self.seen(func, args, given, lambda: run_operator(func, args, given))
+        return self.seen(func, args, given, run_operator)
 
     def note_break(self, name: str, result: Any) -> None:
         """Note a break that has just run, and its results as an origin of later tensors."""
@@ -225,21 +242,21 @@ class Observer(OperatorMode):
                         self._origins[number] = "operator", place, order
                         self._of_breaks.append(memory)
 
-    def seen(self, func: Any, args: Any, kwargs: dict[str, Any], run: Callable[[], Any]) -> Any:
+    def seen(self, func: Any, args: Any, kwargs: dict[str, Any], run: Run) -> Any:
         """Note an operator and run it; return its result."""
         if self.is_over or self._is_paused:
-            return run()
+            return run(func, args, kwargs)
         facts = facts_of(func)
         if facts.decomposes and torch.is_inference_mode_enabled():
             # Inference mode leaves it whole; a capture takes its parts.
             with self:
                 return func.decompose(*args, **kwargs)
         if func is _LITERAL and args[0].device.type == self._device_type:
-            made = run()
+            made = run(func, args, kwargs)
             self.literal(args[0], made)
             return made
         if not facts.touches_memory:
-            return run()
+            return run(func, args, kwargs)
         # Inlined, as this runs for each operator.
         codes, is_paused = self.codes, self.codes.is_paused
         codes.is_paused = True
@@ -250,10 +267,10 @@ class Observer(OperatorMode):
                 given = self._note(facts, args, kwargs)
             # A recorder's work is not code of the function's.
             codes.is_paused = is_paused or (self.is_capture and self._device_type == "cpu")
-            result = run()
+            result = run(func, args, kwargs)
             codes.is_paused = True
             with self._lock:
-                self._note_made(given, result)
+                self._notes.make(result, given, len(self.trace.operators) - 1)
         finally:
             codes.is_paused = is_paused
         return result
@@ -266,12 +283,12 @@ class Observer(OperatorMode):
             numbers = value.dtype, value.shape, value.numpy(force=True).tobytes()
             line = user_line() if self._lines else None
             self.trace.operators.append(Operator("literal", numbers, (), line))
-            self._note_made((), result)
+            self._notes.make(result, (), len(self.trace.operators) - 1)
 
     def has_written(self, tensor: torch.Tensor) -> bool:
         """Return whether an input was written, also by compiled code, which runs no operator."""
-        version, place = self._versions.get(id(tensor)), self._inputs.get(id(tensor))
-        if place is not None and self.suspects.has_written(place):
+        version, origin = self._versions.get(id(tensor)), self._inputs.get(id(tensor))
+        if origin is not None and self.suspects.has_written(origin[1]):
             return True
         return self.writes(tensor) or (version is not None and version_of(tensor) != version)
 
@@ -387,14 +404,12 @@ class Observer(OperatorMode):
         self.stop(self.refusals[-1])
         return True
 
-    def _note(self, facts: Facts, args: Any, kwargs: dict[str, Any]) -> set[int]:
+    def _note(self, facts: Facts, args: Any, kwargs: dict[str, Any]) -> list[int]:
         """Note an operator; return the numbers of the storages that it gets."""
-        operators = self.trace.operators
-        numbers, tensors = taken_apart(args, kwargs, self._device_type)
-        self.devices.update([one.device for one in tensors])
-        given: set[int] = set()
-        place = len(operators)
-        origins = tuple([self._origin(one, place, given) for one in tensors])
+        operators, outside = self.trace.operators, self.trace.outside
+        numbers, origins, given, new = self._notes.take(args, kwargs, len(outside))
+        for one in new:
+            self._note_outside(one)
         line = user_line() if self._lines else None
         # A call of its class takes longer, and would be reported as code that begins.
         operators.append(tuple.__new__(Operator, (facts.name, numbers, origins, line)))
@@ -410,51 +425,19 @@ class Observer(OperatorMode):
                 if (memory := _torch.memory_of(one)) is not None:
                     number = _torch.storage_id(memory)
                     self._written.setdefault(number, []).append(_torch.span_of(one))
-                    if number in self.trace.outside:
-                        self.trace.outside[number].is_written = True
+                    if number in outside:
+                        outside[number].is_written = True
         return given
 
-    def _origin(self, tensor: torch.Tensor, place: int, given: set[int]) -> tuple[Any, ...]:
-        """Return a tensor's origin and layout there; add the number of its storage to ``given``."""
+    def _note_outside(self, tensor: torch.Tensor) -> None:
+        """Note memory from outside that the next operator is the first to get."""
         memory = _torch.memory_of(tensor)
-        number = 0 if memory is None else _torch.storage_id(memory)
-        given.add(number)
-        whole = self._inputs.get(id(tensor))
-        if whole is not None:
-            return (("input", whole),)
-        if tensor.dim() == 0 and tensor.device.type != self._device_type:
-            return ("host",), tensor.dtype
-        if tensor.is_nested:
-            # It has no shape.
-            self.has_nested = True
-            return ("other", "nested tensor"), tensor.dtype
-        if memory is None:
-            return ("other", type(tensor).__name__), tensor.shape, tensor.dtype
-        origin = self._origins.get(number)
-        if origin is None:
-            origin = self._origins[number] = "outside", len(self.trace.outside)
-            shape = tuple(tensor.shape)
-            weak = _torch.WeakStorage(tensor)
-            kept = None if self.codes.has_compiled else memory
-            self.trace.outside[number] = OutsideMemory(weak, kept, tensor.dtype, shape, place)
-        offset: int | None = int(tensor.storage_offset())
-        if origin[0] == "input":
-            # A copy may have other strides than its source.
-            is_dense = self._are_dense[origin[1]]
-            offset = offset - self._input_offsets[origin[1]] if is_dense and offset else offset
-            offset = offset if is_dense else None
-        return origin, offset, tensor.shape, tensor.dtype
-
-    def _note_made(self, given: Collection[int], result: Any) -> None:
-        """Note the storages that an operator made: its results' storages that it did not get."""
-        place = len(self.trace.operators) - 1
-        for order, tensor in enumerate(tensors_of((result,))):
-            self.devices.add(tensor.device)
-            if (memory := _torch.memory_of(tensor)) is not None:
-                number = _torch.storage_id(memory)
-                if number not in given:
-                    self._made[number] = _torch.WeakStorage(tensor)
-                    self._origins[number] = "operator", place, order
+        assert memory is not None
+        weak, kept = _torch.WeakStorage(tensor), None if self.codes.has_compiled else memory
+        place = len(self.trace.operators)
+        self.trace.outside[_torch.storage_id(memory)] = OutsideMemory(
+            weak, kept, tensor.dtype, tuple(tensor.shape), place
+        )
 
 
 def _joined(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -472,8 +455,10 @@ def version_of(tensor: torch.Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
-def _is_plain(tensor: torch.Tensor) -> bool:
-    return type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.device.type != "meta"
+def _begin_of(tensor: torch.Tensor) -> int:
+    """Return where a tensor begins in its storage, in elements; 0 without a storage."""
+    is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and not tensor.is_meta
+    return int(tensor.storage_offset()) if is_plain else 0
 
 
 def _is_known(generator: torch.Generator, others: Sequence[torch.Generator]) -> bool:

@@ -9,7 +9,10 @@ import torch
 
 from cgraph import _torch
 
-__all__ = ["OperatorMode", "run_operator"]
+__all__ = ["OperatorMode", "Run", "run_operator"]
+
+Run = Callable[[Any, Any, dict[str, Any]], Any]
+"""Runs or captures an operator, given its arguments; returns its result."""
 
 
 def run_operator(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -28,12 +31,11 @@ class OperatorMode(_torch.Bystander):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Look at the operator and run it."""
-        given = kwargs or {}
-        return self.seen(func, args, given, lambda: run_operator(func, args, given))
+        return self.seen(func, args, kwargs or {}, run_operator)
 
-    def seen(self, func: Any, args: Any, kwargs: dict[str, Any], run: Callable[[], Any]) -> Any:
+    def seen(self, func: Any, args: Any, kwargs: dict[str, Any], run: Run) -> Any:
         """Look at an operator that ``run`` runs or captures; return its result."""
-        return run()
+        return run(func, args, kwargs)
 
     def literal(self, value: torch.Tensor, result: torch.Tensor) -> None:
         """Look at a tensor that Python spells out, which the simulator has captured."""

@@ -11,7 +11,7 @@ import torch
 from cgraph import _torch
 from cgraph._autograd.pool_order import PoolOrder
 from cgraph._operators.facts import facts_of
-from cgraph._operators.operator_mode import OperatorMode
+from cgraph._operators.operator_mode import OperatorMode, Run
 from cgraph._operators.schemas import tensors_of, written_by
 from cgraph._operators.snapshots import StorageSnapshot, TensorSnapshot, storage_snapshot
 
@@ -40,10 +40,10 @@ class WriteRecorder(OperatorMode):
         # Autograd has a thread for each GPU.
         self._lock = threading.Lock()
 
-    def seen(self, func: Any, args: Any, kwargs: dict[str, Any], run: Callable[[], Any]) -> Any:
+    def seen(self, func: Any, args: Any, kwargs: dict[str, Any], run: Run) -> Any:
         """Note what an operator may change, which ``run`` runs or captures; return its result."""
         if self.over:
-            return run()
+            return run(func, args, kwargs)
         facts = facts_of(func)
         given = [*tensors_of(args), *tensors_of(kwargs)]
         written = [] if facts.writes_nothing else [*written_by(func, args, kwargs)]
@@ -57,7 +57,7 @@ class WriteRecorder(OperatorMode):
                 generator = _torch.generator_among(args, kwargs)
                 if generator is not None:
                     self._note_generator(generator)
-        result = run()
+        result = run(func, args, kwargs)
         self._note_fresh(given, result)
         return result
 

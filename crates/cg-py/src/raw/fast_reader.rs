@@ -36,6 +36,18 @@ pub(crate) struct TensorPlace {
     like: Option<(Form, Vec<i64>)>,
 }
 
+/// A tensor's storage, and the tensor's place there.
+pub(crate) struct Stored {
+    /// The address of the storage, the object.
+    pub(crate) storage: u64,
+    /// In elements.
+    pub(crate) offset: u64,
+    /// The number of dimensions.
+    pub(crate) dim: u64,
+    /// A word for dtype and device.
+    pub(crate) kind: u64,
+}
+
 /// Result of comparing a tensor with another one, of which are known its words, or its form and its extents.
 pub(crate) enum Comparison {
     /// It is the same, its bytes are its values, it lies there, and whether it requires a gradient
@@ -249,6 +261,19 @@ impl FastReader {
         let object = unsafe { object(handle) };
         // SAFETY: the object is the tensor's, and strided, as `handle` has seen by the fields.
         Some(unsafe { fields.storage(object) })
+    }
+
+    /// Return a tensor's storage and its place there; none if that is not known here.
+    #[inline]
+    pub(crate) fn stored(&self, tensor: &Bound<'_, PyAny>) -> Option<Stored> {
+        let placement = self.placement(tensor)?;
+        let [kind, _, dim] = placement.form.0;
+        Some(Stored {
+            storage: self.storage(tensor)?,
+            offset: placement.offset,
+            dim,
+            kind,
+        })
     }
 
     /// Return where the memory of a tensor's storage begins, 0 if it has none; none if that is not known here.

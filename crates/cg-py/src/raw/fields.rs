@@ -70,7 +70,7 @@ pub(super) struct Placement {
     /// The memory of its storage.
     data: u64,
     /// In elements.
-    offset: u64,
+    pub(super) offset: u64,
     /// Dtype and device, dispatch keys, the number of dimensions; then the sizes, and the strides.
     pub(super) form: ([u64; 3], [[u64; MOST_DIMENSIONS]; 2]),
 }
