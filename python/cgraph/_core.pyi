@@ -278,6 +278,11 @@ class Template:
         """Refuse replays while one of these pools is paused, if a node names memory of that."""
     def require_pool(self, pool: Pool) -> None:
         """Refuse replays while a pool is paused. Its segments may go."""
+    def add_conditional(self, simulator: Sim, bodies: list[Template]) -> None:
+        """Add a simulator's conditional node that chooses from copies of the bodies.
+
+        Replays panic.
+        """
     def retain_pool(self, pool: Pool) -> None:
         """Keep a pool's segments alive as long as the template and its execs."""
 
@@ -694,8 +699,6 @@ class Sim:
         """Make a device; see :class:`cgraph.sim.Simulator`."""
     def launch(self, stream: Stream, name: str, kernel: Callable[[], object]) -> None:
         """Enqueue a callable as a kernel, or record it where the stream captures."""
-    def add_conditional(self, template: Template, bodies: list[Template]) -> None:
-        """Add a conditional node that chooses from copies of the bodies; replays panic."""
     def raise_failure(self) -> None:
         """Raise what the last failed kernel raised, and make the device usable again."""
     def step(self) -> bool:

@@ -230,7 +230,7 @@ def test_bodies_of_conditional_nodes_are_there_where_the_driver_tells(
     with cgraph.sim.use(driver_version=version) as simulator:
         lab = SimLab(simulator)
         body, graph = kept(lab), kept(lab)
-        simulator.core.add_conditional(graph._template, [body._template, body._template])
+        graph._template.add_conditional(simulator.core, [body._template, body._template])
         graph.instantiate()
         nodes = graph.get_graph_data()["nodes"]
         (node,) = (node for node in nodes if node["node_type"] == "conditional")

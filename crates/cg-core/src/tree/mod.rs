@@ -12,11 +12,11 @@ mod recording;
 use std::collections::HashMap;
 
 pub use call::{Answer, Call, Function, FunctionId, Holders, Mode, Reason, Step};
-use node::Node;
 pub use node::{Input, NodeId, OutputId};
+use node::{Moves, Node};
 use path::{Path, PathState};
 pub use recording::Open;
-use recording::{Moves, Recordings};
+use recording::Recordings;
 
 /// A path that is over: its outputs are nobody's from here on.
 #[derive(Debug, Default, PartialEq, Eq)]

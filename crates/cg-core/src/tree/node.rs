@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 
 use super::FunctionId;
-use super::recording::Moves;
 
 /// The number of a node of a tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -83,5 +82,40 @@ impl Node {
             let input = inputs.get(*place as usize);
             input.is_some_and(|input| input.address == *address)
         })
+    }
+}
+
+/// So many replays pay for a recording.
+pub(super) const ENOUGH_REPLAYS: u32 = 8;
+
+/// Recordings of a function, one after another, each because its inputs were elsewhere.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Moves {
+    /// How many there were without enough replays between.
+    pub(super) recordings: u32,
+    /// The replays since the last one.
+    replays: u32,
+}
+
+impl Moves {
+    /// Note a replay.
+    #[inline]
+    pub(super) fn replayed(&mut self) {
+        self.replays = self.replays.saturating_add(1);
+    }
+
+    /// Note that a recording is to follow; return false if there were as many as there may be.
+    pub(super) fn may_record(&mut self, limit: Option<u32>) -> bool {
+        let before = if self.replays < ENOUGH_REPLAYS {
+            self.recordings
+        } else {
+            0
+        };
+        let may = limit.is_none_or(|limit| before < limit);
+        *self = Self {
+            recordings: before + u32::from(may),
+            replays: 0,
+        };
+        may
     }
 }

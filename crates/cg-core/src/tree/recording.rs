@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::node::Node;
+use super::node::{ENOUGH_REPLAYS, Node};
 use super::path::{Path, PathState};
 use super::{Call, FunctionId, Holders, NodeId, OutputId, Reason, Tree, is_static};
 
@@ -145,44 +145,10 @@ impl Tree {
 /// A static input that was elsewhere in so many recordings, which replays have not paid for, does not stay in place,
 /// and neither do those that were elsewhere in some of them: they are gathered together.
 const MOST_MOVES: u32 = 4;
-/// So many replays pay for a recording.
-const ENOUGH_REPLAYS: u32 = 8;
 /// A function has so many nodes in one place: each call goes through them.
 const MOST_SIBLINGS: usize = 256;
 /// With half as many, inputs that move are copied whatever the nodes have served.
 const MANY_SIBLINGS: usize = MOST_SIBLINGS / 2;
-
-/// Recordings of a function, one after another, each because its inputs were elsewhere.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Moves {
-    /// How many there were without enough replays between.
-    recordings: u32,
-    /// The replays since the last one.
-    replays: u32,
-}
-
-impl Moves {
-    /// Note a replay.
-    #[inline]
-    pub(super) fn replayed(&mut self) {
-        self.replays = self.replays.saturating_add(1);
-    }
-
-    /// Note that a recording is to follow; return false if there were as many as there may be.
-    fn may_record(&mut self, limit: Option<u32>) -> bool {
-        let before = if self.replays < ENOUGH_REPLAYS {
-            self.recordings
-        } else {
-            0
-        };
-        let may = limit.is_none_or(|limit| before < limit);
-        *self = Self {
-            recordings: before + u32::from(may),
-            replays: 0,
-        };
-        may
-    }
-}
 
 /// The recordings of a function, wherever they stand.
 #[derive(Debug, Default)]

@@ -6,12 +6,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
 
 use cg_core::driver::Driver;
-use cg_core::{Call, Code, Condition};
+use cg_core::{Call, Code};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use super::stream::Stream;
-use super::template::Template;
 use crate::detach::detached;
 use crate::error::{argument, foreign, state};
 use crate::raw;
@@ -111,22 +110,6 @@ impl Sim {
         let handle = stream.core.handle();
         detached(py, || {
             self.core.launch_closure(handle, name, Arc::new(closure))
-        })
-    }
-
-    /// Add a conditional node of the kind `if` that chooses from copies of the bodies.
-    fn add_conditional(
-        &self,
-        py: Python<'_>,
-        template: &Template,
-        bodies: Vec<PyRef<'_, Template>>,
-    ) -> PyResult<()> {
-        let graph = template.core.handle();
-        let bodies: Vec<_> = bodies.into_iter().map(|b| b.core.handle()).collect();
-        detached(py, || {
-            self.core
-                .add_conditional(graph, &[], Condition::If, &bodies)
-                .map(|_| ())
         })
     }
 

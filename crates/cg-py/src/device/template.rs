@@ -3,11 +3,12 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use cg_core::Node;
+use cg_core::{Condition, Node};
 use pyo3::prelude::*;
 
 use super::Device;
 use super::pool::Pool;
+use super::sim::Sim;
 use crate::detach::detached;
 use crate::raw;
 
@@ -141,5 +142,22 @@ impl Template {
     /// Keep a pool's segments alive as long as the template and its execs.
     fn retain_pool(&self, pool: &Pool) {
         self.core.retain(pool.core.retained());
+    }
+
+    /// Add a conditional node of the kind `if` of a simulator, that chooses from copies of the bodies.
+    fn add_conditional(
+        &self,
+        py: Python<'_>,
+        simulator: &Sim,
+        bodies: Vec<PyRef<'_, Self>>,
+    ) -> PyResult<()> {
+        let bodies: Vec<_> = bodies.into_iter().map(|b| b.core.handle()).collect();
+        let graph = self.core.handle();
+        detached(py, || {
+            let added = simulator
+                .core
+                .add_conditional(graph, &[], Condition::If, &bodies);
+            added.map(|_| ())
+        })
     }
 }

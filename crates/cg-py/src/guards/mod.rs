@@ -8,6 +8,7 @@ mod compare;
 mod function_parts;
 mod guarded_tensor;
 mod key;
+mod last_value;
 mod last_values;
 mod object_access;
 mod place;

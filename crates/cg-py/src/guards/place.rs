@@ -10,7 +10,7 @@ use super::check::{Absent, AbsentSets, Check};
 use super::class_versions::ClassVersions;
 use super::key::Key;
 use super::step::Step;
-use super::watched_dicts::WatchedKeys;
+use super::watched_dicts::{Looks, WatchedKeys};
 use crate::error::argument;
 use crate::tensors::TensorReader;
 
@@ -32,13 +32,6 @@ pub(super) struct Place {
     pub(super) places: Vec<usize>,
     /// None where nobody looks into dictionaries.
     pub(super) looks: Option<Looks>,
-}
-
-/// Keys that a guard looks at in the dictionaries of an object.
-#[derive(Default)]
-pub(super) struct Looks {
-    pub(super) at_attributes: Option<Arc<WatchedKeys>>,
-    pub(super) at_items: Option<Arc<WatchedKeys>>,
 }
 
 /// All places of a guard, and which of them each call looks at if no dictionary has changed.

@@ -7,7 +7,7 @@ use pyo3::types::{PyDict, PyString, PyTuple, PyType};
 use pyo3::{PyTraverseError, PyVisit};
 
 use super::key::Key;
-use super::last_values::LastValue;
+use super::last_value::LastValue;
 use super::object_access::{attributes_of, content_of, of_class};
 use crate::error::argument;
 use crate::raw;

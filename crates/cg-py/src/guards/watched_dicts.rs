@@ -25,6 +25,13 @@ pub(super) struct WatchedKeys {
     are_counted: bool,
 }
 
+/// Keys that a guard looks at in the dictionaries of an object.
+#[derive(Default)]
+pub(super) struct Looks {
+    pub(super) at_attributes: Option<Arc<WatchedKeys>>,
+    pub(super) at_items: Option<Arc<WatchedKeys>>,
+}
+
 /// A place that looks into a dictionary.
 struct Watch {
     marks: Arc<Marks>,

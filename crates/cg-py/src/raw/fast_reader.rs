@@ -13,6 +13,7 @@ use super::field_reader::{FieldReader, KnownClass, KnownTensor, object, requires
 use super::fields::{Fields, LayoutWords, Placement};
 use super::is_instance;
 use super::stable_functions::{Answer, Form, Functions};
+use super::view::Comparison;
 use crate::error::argument;
 
 /// Reads tensors of just some classes: by their fields where these are known, else by torch's stable
@@ -46,17 +47,6 @@ pub(crate) struct Stored {
     pub(crate) dim: u64,
     /// A word for dtype and device.
     pub(crate) kind: u64,
-}
-
-/// Result of comparing a tensor with another one, of which are known its words, or its form and its extents.
-pub(crate) enum Comparison {
-    /// It is the same, its bytes are its values, it lies there, and whether it requires a gradient
-    /// if that is known. At 0 if its memory was taken away.
-    At(u64, Option<bool>),
-    /// It has another shape or form.
-    Other,
-    /// That cannot be said in this way.
-    Unknown,
 }
 
 impl FastReader {

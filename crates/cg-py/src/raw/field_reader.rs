@@ -5,9 +5,9 @@ use std::ffi::c_void;
 use pyo3::prelude::*;
 use pyo3::types::PyType;
 
-use super::fast_reader::Comparison;
 use super::fields::{Fields, LayoutWords};
 use super::stable_functions::Is;
+use super::view::Comparison;
 
 /// A class whose tensors some reader reads.
 pub(crate) struct KnownClass(pub(super) Py<PyType>);

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use pyo3::PyResult;
 
-use super::fast_reader::Comparison;
+use super::view::Comparison;
 use crate::error::argument;
 
 /// The fields of a `c10::TensorImpl` and of its storage.

@@ -44,7 +44,7 @@ pub(crate) use class_tags::ClassTags;
 pub(crate) use dict_versions::DictVersions;
 pub(crate) use dict_watchers::{Change, DictWatchers};
 pub(crate) use dlpack::{CurrentWorkStream, DlpackReader};
-pub(crate) use fast_reader::{Comparison, FastReader, TensorPlace};
+pub(crate) use fast_reader::{FastReader, TensorPlace};
 pub(crate) use field_reader::{FieldReader, KnownClass};
 pub(crate) use fields::{LayoutWords, PLACES};
 pub(crate) use function_watcher::{FunctionReader, function_changes, watch_functions};
@@ -57,7 +57,7 @@ pub(crate) use stable_functions::Form;
 pub(crate) use still_tensors::StillTensors;
 pub(crate) use storages::{exchange_memory, storage_uses};
 pub(crate) use torch_settings::GlobalSettings;
-pub(crate) use view::{Dtype, Lazy, Place, View};
+pub(crate) use view::{Comparison, Dtype, Lazy, Place, View};
 
 /// `CU_STREAM_PER_THREAD`.
 const PER_THREAD: u64 = 2;

@@ -3,9 +3,9 @@
 use pyo3::prelude::*;
 use pyo3::{PyTraverseError, PyVisit};
 
-use super::fast_reader::Comparison;
 use super::field_reader::{FieldReader, KnownClass};
 use super::fields::LayoutWords;
+use super::view::Comparison;
 
 /// Tensors, each with what it must be, side by side: a call compares hundreds, and waits for each line of memory
 /// that it reads.

@@ -1,4 +1,4 @@
-//! `View`: a tensor as any reader has read it.
+//! `View`: a tensor as any reader has read it, and what comes of comparing it.
 
 use dlpack_ffi::DLDeviceType;
 
@@ -38,6 +38,17 @@ pub(crate) enum Lazy {
     No,
     Yes,
     /// Only Python can tell.
+    Unknown,
+}
+
+/// Result of comparing a tensor with another one, of which are known its words, or its form and its extents.
+pub(crate) enum Comparison {
+    /// It is the same, its bytes are its values, it lies there, and whether it requires a gradient
+    /// if that is known. At 0 if its memory was taken away.
+    At(u64, Option<bool>),
+    /// It has another shape or form.
+    Other,
+    /// That cannot be said in this way.
     Unknown,
 }
 

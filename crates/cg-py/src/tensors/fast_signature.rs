@@ -3,7 +3,7 @@
 use cg_core::Address;
 use pyo3::prelude::*;
 
-use super::signature::{Match, Own};
+use super::own_memory::{Match, OwnMemory};
 use crate::raw::{Comparison, FieldReader, KnownClass, LayoutWords};
 
 /// A static tensor as calls compare it in the fastest way: side by side what differs from one to the next.
@@ -11,7 +11,7 @@ pub(crate) struct FastSignature {
     /// Of the tensors that it tells of.
     class: KnownClass,
     words: LayoutWords,
-    own: Own,
+    own: OwnMemory,
     requires_grad: bool,
 }
 
@@ -30,7 +30,7 @@ impl FastSignature {
     pub(crate) fn new(
         class: KnownClass,
         words: LayoutWords,
-        own: Own,
+        own: OwnMemory,
         requires_grad: bool,
     ) -> Self {
         Self {
@@ -119,7 +119,7 @@ impl FastSignature {
 
 impl FastMatch {
     #[inline]
-    pub(crate) fn of(seen: &Comparison, own: Own, requires_grad: bool) -> Self {
+    pub(crate) fn of(seen: &Comparison, own: OwnMemory, requires_grad: bool) -> Self {
         let (address, given) = match *seen {
             Comparison::At(address, Some(given)) => (address, given),
             Comparison::Other => return Self::Other,

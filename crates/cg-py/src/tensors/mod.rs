@@ -2,6 +2,7 @@
 //! which others are compared with.
 
 mod fast_signature;
+mod own_memory;
 mod same_places;
 mod signature;
 
@@ -17,8 +18,9 @@ use crate::raw::{self, DlpackReader, FastReader};
 
 pub(crate) use crate::raw::{Dtype, Lazy, Place, View};
 pub(crate) use fast_signature::{FastMatch, FastSignature};
+pub(crate) use own_memory::Match;
 pub(crate) use same_places::SamePlaces;
-pub(crate) use signature::{Match, Signature};
+pub(crate) use signature::Signature;
 
 /// Reads tensors.
 #[pyclass(frozen, module = "cgraph._core")]

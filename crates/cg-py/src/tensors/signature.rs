@@ -8,50 +8,15 @@ use pyo3::prelude::*;
 use pyo3::types::PyType;
 
 use super::fast_signature::{FastMatch, FastSignature};
+use super::own_memory::{Match, OwnMemory};
 use super::{Dtype, Lazy, Place, TensorReader, View, describe, in_words, is_lazy};
 use crate::error::argument;
 use crate::raw::{Comparison, Form, LayoutWords};
 
-/// A way for a tensor to get into a static one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Match {
-    /// It is there: the same memory in the same layout, or no elements.
-    Same,
-    /// By a copy of the bytes from this address.
-    Copy(u64),
-    /// By torch's `copy_`: the strides differ, or the bytes are not the values.
-    Torch,
-}
-
-/// The memory of a static tensor.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Own {
-    pub(crate) address: u64,
-    bytes: u64,
-    /// True if the elements fill `bytes` bytes with no gap and no overlap.
-    is_dense: bool,
-}
-
-impl Own {
-    /// Return how a tensor of the same layout that lies there gets into this one.
-    #[inline]
-    pub(crate) fn from(self, address: u64) -> Match {
-        match address {
-            // No memory of its own: torch, or the tensor's class, knows where the values are.
-            0 => Match::Torch,
-            _ if address == self.address => Match::Same,
-            _ if self.is_dense && address.abs_diff(self.address) >= self.bytes => {
-                Match::Copy(address)
-            }
-            _ => Match::Torch,
-        }
-    }
-}
-
 /// The layout of a static tensor.
 #[derive(Debug)]
 struct Layout {
-    own: Own,
+    own: OwnMemory,
     /// From the first element to the end of the last one.
     span_bytes: u64,
     /// The shape, then the strides: side by side, as both are compared.
@@ -64,7 +29,7 @@ impl Layout {
     fn of(view: &View<'_>) -> Self {
         let elements: u64 = view.shape.iter().map(|size| size.unsigned_abs()).product();
         Self {
-            own: Own {
+            own: OwnMemory {
                 address: view.address,
                 bytes: elements * view.element_bytes,
                 is_dense: is_dense(view.shape, view.strides),
