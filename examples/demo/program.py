@@ -12,7 +12,6 @@ from torch import Tensor
 
 import cgraph
 from cgraph import picture
-from cgraph._text import in_units, table
 from examples.demo.captured import CapturedStep
 from examples.demo.check import Comparison, require_fall
 from examples.demo.generate import generate
@@ -119,13 +118,13 @@ def run(plan: Plan, device: torch.device, out: Path) -> None:
     else:
         head = ["step", "nodes", "pool bytes", "equal to eager"]
         rows = [
-            [name, str(step.nodes()), in_units(step.pool_bytes()), comparison.verdict()]
+            [name, str(step.nodes()), _in_mib(step.pool_bytes()), comparison.verdict()]
             for name, step, comparison in (
                 ("train", training, losses),
                 ("decode", writing, scores),
             )
         ]
-    print(table(head, rows))
+    print(_table(head, rows))
 
     out.mkdir(parents=True, exist_ok=True)
     picture.save(writing.graph, out / "decode.svg", title="Decode step of the demo")
@@ -159,8 +158,8 @@ def _speed(
         times = [("eager", eager), ("torch.cuda.graph", their_times), ("cgraph", our_times)]
         costs = [
             ["-", "-", "-", "-"],
-            ["-", in_units(theirs.pool_bytes()), in_units(theirs.exec_bytes), "-"],
-            [str(ours.nodes()), in_units(ours.pool_bytes()), in_units(ours.exec_bytes), verdict],
+            ["-", _in_mib(theirs.pool_bytes()), _in_mib(theirs.exec_bytes), "-"],
+            [str(ours.nodes()), _in_mib(ours.pool_bytes()), _in_mib(ours.exec_bytes), verdict],
         ]
         for (how, took), cost in zip(times, costs, strict=True):
             rows.append([name, how, f"{took.wall:.1f}", f"{took.host:.1f}", *cost])
@@ -179,3 +178,14 @@ def _thrice(decoder: Decoder) -> Callable[[], None]:
 
 def _framed(written: str) -> str:
     return "\n".join(f"  │ {line}" for line in written.split("\n"))
+
+
+def _in_mib(count: int | None) -> str:
+    return "-" if count is None else f"{count / (1 << 20):.1f} MiB"
+
+
+def _table(head: list[str], rows: list[list[str]]) -> str:
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    lines = [head, ["─" * width for width in widths], *rows]
+    cells = ([*map(str.ljust, line, widths)] for line in lines)
+    return "\n".join("  ".join(line).rstrip() for line in cells)
