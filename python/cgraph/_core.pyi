@@ -380,6 +380,7 @@ class OperatorReader:
     def __new__(
         cls,
         tensors: TensorReader,
+        plain: Sequence[type],
         generator: type,
         script_object: type,
         memory_of: Callable[[Any], object | None],
@@ -387,8 +388,8 @@ class OperatorReader:
     ) -> Self:
         """Create a reader.
 
-        ``memory_of`` returns the storage of a tensor that ``tensors`` cannot read. Captures work on
-        devices of ``device_type``.
+        ``plain`` are torch's own classes of tensors. ``memory_of`` returns the storage of a tensor
+        that ``tensors`` cannot read. Captures work on devices of ``device_type``.
         """
     def split(
         self, args: Iterable[Any], kwargs: dict[str, Any]
@@ -396,7 +397,7 @@ class OperatorReader:
         """Split arguments, in order: those that are not device tensors, and tensors."""
     @property
     def devices(self) -> list[Any]:
-        """The devices of the tensors so far, each once."""
+        """The devices of the tensors so far."""
 
 @final
 class OperatorNotes:
@@ -427,7 +428,7 @@ class OperatorNotes:
         """True if an operator got a nested tensor."""
     def take(
         self, args: Iterable[Any], kwargs: dict[str, Any], outside: int
-    ) -> tuple[tuple[Any, ...], tuple[Any, ...], list[int], list[Any]]:
+    ) -> tuple[tuple[Any, ...], tuple[Any, ...], list[int], list[tuple[int, tuple[str, int], Any]]]:
         """Take an operator's arguments apart.
 
         Args:
@@ -437,8 +438,8 @@ class OperatorNotes:
 
         Returns:
             The arguments that are not device tensors; the origin of each tensor, and its layout
-            there; the numbers of their storages; and the tensors whose memory is from outside and
-            was not known.
+            there; the numbers of their storages; and, for the caller to note, memory from outside
+            that was not known: the number of the storage, its origin, and a tensor there.
         """
     def make(self, result: Any, given: Sequence[int], place: int) -> None:
         """Note the storages that an operator made: those of its results that it did not get."""

@@ -126,6 +126,15 @@ def test_where_no_function_tells_the_layout_fields_do(lab: Lab) -> None:
     assert reader.uses_fields
 
 
+def test_fields_are_found_whatever_the_default_dtype_is() -> None:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert tensor_fields.__wrapped__() == tensor_fields()
+    finally:
+        torch.set_default_dtype(before)
+
+
 @pytest.mark.parametrize("name", [*tensor_fields()])
 def test_each_field_is_compared_with_what_torch_says(name: str) -> None:
     shifted = 0xFF00 if name == "guard" else tensor_fields()[name] + 8

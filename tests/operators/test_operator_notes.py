@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import cgraph
 from cgraph import _core, _torch
 from cgraph._operators.facts import operator_reader
 from lab import Lab, fresh
@@ -111,7 +112,11 @@ def test_memory_from_outside_is_numbered_in_the_order_of_its_first_use(lab: Lab)
         (("outside", 5), 2),
     ]
     assert given == [number(y), number(x), number(y)]
-    assert [number(one) for one in new] == [number(y), number(x)]
+    assert [(one, origin) for one, origin, _ in new] == [
+        (number(y), ("outside", 5)),
+        (number(x), ("outside", 6)),
+    ]
+    notes.origins |= {one: origin for one, origin, _ in new}
     assert not notes.native.take((x,), {}, 7)[3]
 
 
@@ -133,6 +138,68 @@ def test_tensors_without_memory_are_noted_by_what_they_are(lab: Lab) -> None:
     assert not notes.native.has_nested
     assert notes.take(nested) == ((("other", "nested tensor"), nested.dtype),)
     assert notes.native.has_nested
+
+
+def test_a_tensor_of_zeros_without_memory_is_noted_by_what_it_is(lab: Lab) -> None:
+    zeros = torch._efficientzerotensor(2, 3, device=lab.device)  # type: ignore[call-overload]
+    notes = Notes(lab)
+    assert notes.take(zeros) == ((("other", "Tensor"), torch.Size([2, 3]), zeros.dtype),)
+    notes.native.make(zeros, (), 1)
+    assert not notes.made and not notes.origins
+
+
+def test_forward_derivatives_are_replayed(lab: Lab) -> None:
+    weight = fresh(lab, 4, 4)
+
+    def derivative(x: Tensor) -> Tensor:
+        found: tuple[Tensor, Tensor]
+        found = torch.func.jvp(lambda y: torch.tanh(y @ weight), (x,), (torch.ones_like(x),))
+        return found[1]
+
+    graphed = cgraph.graphed(derivative)
+    for _ in range(4):
+        x = fresh(lab, 4, 4)
+        assert torch.allclose(graphed(x), derivative(x))
+    assert graphed.report().captured == 1
+
+
+def test_a_tensor_that_cannot_be_read_leaves_nothing_noted(lab: Lab) -> None:
+    class Bad(Tensor):
+        @property
+        def shape(self) -> torch.Size:  # type: ignore[override]
+            raise ValueError("no shape")
+
+    x, y = fresh(lab, 2), fresh(lab, 3)
+    notes = Notes(lab)
+    with pytest.raises(ValueError, match="no shape"):
+        notes.take(x, fresh(lab, 2).as_subclass(Bad))
+    assert not notes.origins
+    assert notes.take(y)[0][0] == ("outside", 0)
+
+
+def test_lists_without_an_end_are_refused_as_pythons_recursion_is(lab: Lab) -> None:
+    endless: list[Any] = []
+    endless.append(endless)
+    with pytest.raises(RecursionError, match="500 lists deep"):
+        numbers(lab, endless)
+    with pytest.raises(RecursionError):
+        Notes(lab).native.make(endless, (), 0)
+
+
+def test_dictionaries_are_read_by_their_own_methods(lab: Lab) -> None:
+    class Own(dict[str, int]):
+        def items(self) -> Any:
+            return iter([("other", 9)])
+
+    assert numbers(lab, Own(a=1)) == ("other", (int, 9))
+
+
+def test_the_value_of_a_host_number_counts_also_where_tensors_are_read_by_torch_alone() -> None:
+    classes = torch.Generator, torch.ScriptObject
+    plain = [Tensor, nn.Parameter]
+    tensors = _core.TensorReader(Tensor, None)
+    reader = _core.OperatorReader(tensors, plain, *classes, _torch.memory_of, "cuda")
+    assert reader.split((torch.tensor(2.5),), {})[0] == ((float, "2.5"),)
 
 
 def test_a_class_of_the_users_is_noted_as_torchs_own(lab: Lab) -> None:

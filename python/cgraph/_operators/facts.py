@@ -1,4 +1,4 @@
-"""``facts_of``: the facts about an operator before its call, found once for each operator."""
+"""What is known of an operator before its call: facts about it, and a reader of arguments."""
 
 from __future__ import annotations
 
@@ -63,5 +63,6 @@ _known: dict[int, Facts] = {}
 
 def operator_reader(device_type: str) -> _core.OperatorReader:
     """Return a reader of operators' arguments, for captures on devices of a type."""
-    classes = torch.Generator, torch.ScriptObject
-    return _core.OperatorReader(_torch.tensor_reader(), *classes, _torch.memory_of, device_type)
+    plain, others = [torch.Tensor, torch.nn.Parameter], (torch.Generator, torch.ScriptObject)
+    reader = _torch.tensor_reader()
+    return _core.OperatorReader(reader, plain, *others, _torch.memory_of, device_type)

@@ -408,8 +408,8 @@ class Observer(OperatorMode):
         """Note an operator; return the numbers of the storages that it gets."""
         operators, outside = self.trace.operators, self.trace.outside
         numbers, origins, given, new = self._notes.take(args, kwargs, len(outside))
-        for one in new:
-            self._note_outside(one)
+        for number, origin, one in new:
+            self._note_outside(number, origin, one)
         line = user_line() if self._lines else None
         # A call of its class takes longer, and would be reported as code that begins.
         operators.append(tuple.__new__(Operator, (facts.name, numbers, origins, line)))
@@ -429,15 +429,12 @@ class Observer(OperatorMode):
                         outside[number].is_written = True
         return given
 
-    def _note_outside(self, tensor: torch.Tensor) -> None:
+    def _note_outside(self, number: int, origin: tuple[Any, ...], tensor: torch.Tensor) -> None:
         """Note memory from outside that the next operator is the first to get."""
-        memory = _torch.memory_of(tensor)
-        assert memory is not None
-        weak, kept = _torch.WeakStorage(tensor), None if self.codes.has_compiled else memory
-        place = len(self.trace.operators)
-        self.trace.outside[_torch.storage_id(memory)] = OutsideMemory(
-            weak, kept, tensor.dtype, tuple(tensor.shape), place
-        )
+        weak, place = _torch.WeakStorage(tensor), len(self.trace.operators)
+        kept = None if self.codes.has_compiled else tensor.untyped_storage()
+        noted = OutsideMemory(weak, kept, tensor.dtype, tuple(tensor.shape), place)
+        self._origins[number], self.trace.outside[number] = origin, noted
 
 
 def _joined(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:

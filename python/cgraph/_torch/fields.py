@@ -41,7 +41,7 @@ def tensor_fields() -> dict[str, int]:
 
 def _samples() -> Iterator[torch.Tensor]:
     """Yield tensors with different extents, offsets, dtypes, keys, storages and histories."""
-    floats = torch.empty(100, device="cpu")
+    floats = torch.empty(100, dtype=torch.float32, device="cpu")
     yield floats.as_strided((2, 3), (17, 5), 11)
     yield floats
     yield floats[3]
@@ -51,7 +51,7 @@ def _samples() -> Iterator[torch.Tensor]:
     yield torch.nn.Parameter(floats[7:])
     yield torch.empty(4, dtype=torch.complex64, device="cpu").conj()
     # It shares memory until torch is asked for its address.
-    yield torch._lazy_clone(torch.empty(6, device="cpu"))
+    yield torch._lazy_clone(torch.empty_like(floats[:6]))
     with warnings.catch_warnings():
         # Named tensors are experimental, and warn.
         warnings.simplefilter("ignore")

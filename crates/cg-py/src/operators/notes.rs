@@ -1,12 +1,13 @@
 //! `OperatorNotes`: where the tensors of a call's operators come from.
 
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
-use super::reader::{Facts, OperatorReader};
+use super::reader::{OperatorReader, TensorFacts};
 
 /// Notes the origins of tensors.
 #[pyclass(frozen, module = "cgraph._core")]
@@ -29,8 +30,18 @@ type Taken<'py> = (
     Bound<'py, PyTuple>,
     Bound<'py, PyTuple>,
     Vec<u64>,
-    Vec<Bound<'py, PyAny>>,
+    Vec<Outside<'py>>,
 );
+
+/// Memory from outside that was not known: the number of the storage, its origin, and a tensor there.
+type Outside<'py> = (u64, Bound<'py, PyTuple>, Bound<'py, PyAny>);
+
+/// Such memory of one operator, in order, and its places by the number of the storage.
+#[derive(Default)]
+struct New<'py> {
+    all: Vec<Outside<'py>>,
+    places: HashMap<u64, usize>,
+}
 
 #[pymethods]
 impl OperatorNotes {
@@ -61,8 +72,8 @@ impl OperatorNotes {
     }
 
     /// Take the arguments of an operator apart: those that are no tensors of the device, the origin and layout of
-    /// each tensor, the numbers of the storages, and the tensors whose memory is from outside and was not known.
-    /// `outside` is how much such memory is known.
+    /// each tensor, the numbers of the storages, and memory from outside that was not known. `outside` is how much
+    /// such memory is known; the caller notes what is new.
     fn take<'py>(
         &self,
         args: &Bound<'py, PyAny>,
@@ -72,7 +83,7 @@ impl OperatorNotes {
         let py = args.py();
         let found = self.reader.get().arguments(args, kwargs)?;
         let mut given = Vec::with_capacity(found.tensors.len());
-        let (mut uses, mut new) = (Vec::with_capacity(given.capacity()), Vec::new());
+        let (mut uses, mut new) = (Vec::with_capacity(given.capacity()), New::default());
         for (tensor, facts) in &found.tensors {
             given.push(facts.storage.unwrap_or(0));
             uses.push(self.origin(tensor, facts, outside, &mut new)?);
@@ -81,16 +92,16 @@ impl OperatorNotes {
             PyTuple::new(py, found.numbers)?,
             PyTuple::new(py, uses)?,
             given,
-            new,
+            new.all,
         ))
     }
 
     /// Note the storages that the operator at a place made: those of its results that it did not get.
-    #[expect(clippy::needless_pass_by_value, reason = "a list of Python's")]
     fn make(&self, result: &Bound<'_, PyAny>, given: Vec<u64>, place: usize) -> PyResult<()> {
         let py = result.py();
+        let given: HashSet<u64> = given.into_iter().collect();
         let mut results = Vec::new();
-        self.reader.get().results(result, &mut results)?;
+        self.reader.get().results(result, &mut results, 0)?;
         for (order, (tensor, facts)) in results.iter().enumerate() {
             let Some(storage) = facts.storage.filter(|one| !given.contains(one)) else {
                 continue;
@@ -109,9 +120,9 @@ impl OperatorNotes {
     fn origin<'py>(
         &self,
         tensor: &Bound<'py, PyAny>,
-        facts: &Facts,
+        facts: &TensorFacts,
         outside: usize,
-        new: &mut Vec<Bound<'py, PyAny>>,
+        new: &mut New<'py>,
     ) -> PyResult<Bound<'py, PyTuple>> {
         let py = tensor.py();
         let id = tensor.as_ptr().addr();
@@ -134,14 +145,13 @@ impl OperatorNotes {
             let class = tensor.get_type().name()?;
             return (other(&class.to_cow()?)?, shape, dtype).into_pyobject(py);
         };
-        let origins = self.origins.bind(py);
-        let origin = if let Some(origin) = origins.get_item(storage)? {
-            origin
-        } else {
-            let origin = (intern!(py, "outside"), outside + new.len()).into_pyobject(py)?;
-            origins.set_item(storage, &origin)?;
-            new.push(tensor.clone());
-            origin.into_any()
+        let known = self.origins.bind(py).get_item(storage)?;
+        let place = new.places.get(&storage).copied();
+        let is_new = known.is_none() && place.is_none();
+        let origin = match (known, place) {
+            (Some(known), _) => known.cast_into()?,
+            (None, Some(place)) => new.all[place].1.clone(),
+            (None, None) => (intern!(py, "outside"), outside + new.all.len()).into_pyobject(py)?,
         };
         let offset = match facts.offset {
             Some(offset) => offset.cast_signed(),
@@ -149,14 +159,18 @@ impl OperatorNotes {
                 .call_method0(intern!(py, "storage_offset"))?
                 .extract()?,
         };
-        let offset = self.offset(origin.cast()?, offset)?;
+        let offset = self.offset(&origin, offset)?;
+        if is_new {
+            new.places.insert(storage, new.all.len());
+            new.all.push((storage, origin.clone(), tensor.clone()));
+        }
         (origin, offset, shape, dtype).into_pyobject(py)
     }
 
     /// Return an offset from the begin of the input that it lies in; none if copies may have other strides.
     fn offset(&self, origin: &Bound<'_, PyTuple>, offset: i64) -> PyResult<Option<i64>> {
         let kind = origin.get_borrowed_item(0)?;
-        if !kind.is(intern!(origin.py(), "input")) {
+        if !kind.eq(intern!(origin.py(), "input"))? {
             return Ok(Some(offset));
         }
         let place: usize = origin.get_borrowed_item(1)?.extract()?;

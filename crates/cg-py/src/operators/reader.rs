@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use pyo3::exceptions::PyRecursionError;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyComplex, PyDict, PyFloat, PyList, PyTuple, PyType};
@@ -14,9 +15,11 @@ use crate::tensors::TensorReader;
 #[pyclass(frozen, module = "cgraph._core")]
 pub(crate) struct OperatorReader {
     tensors: Py<TensorReader>,
+    /// torch's own classes of tensors.
+    plain: Vec<Py<PyType>>,
     generator: Py<PyType>,
     script_object: Py<PyType>,
-    /// Returns the storage of a tensor that has another class than torch's own.
+    /// Returns the storage of a tensor, or none.
     memory_of: Py<PyAny>,
     device_type: String,
     seen: Mutex<Seen>,
@@ -44,15 +47,15 @@ enum DevicePlace {
     Elsewhere,
 }
 
-/// What an operator needs to be told of a tensor.
-pub(super) struct Facts {
-    /// The number of its storage; none without memory.
+/// What is noted of a tensor.
+pub(super) struct TensorFacts {
+    /// The number of its storage; none where [`OperatorReader::memory_of`] has found none.
     pub(super) storage: Option<u64>,
     /// In elements; none if torch must be asked.
     pub(super) offset: Option<u64>,
     pub(super) kind: Arc<Kind>,
     pub(super) is_single: bool,
-    /// True if it is of one of torch's own classes.
+    /// True if it is of just one of torch's own classes.
     pub(super) is_plain: bool,
 }
 
@@ -60,7 +63,7 @@ pub(super) struct Facts {
 pub(super) struct Arguments<'py> {
     /// Those that are no tensors of a device, in order.
     pub(super) numbers: Vec<Bound<'py, PyAny>>,
-    pub(super) tensors: Vec<(Bound<'py, PyAny>, Facts)>,
+    pub(super) tensors: Vec<(Bound<'py, PyAny>, TensorFacts)>,
 }
 
 #[pymethods]
@@ -68,6 +71,7 @@ impl OperatorReader {
     #[new]
     fn new(
         tensors: Py<TensorReader>,
+        plain: Vec<Py<PyType>>,
         generator: Py<PyType>,
         script_object: Py<PyType>,
         memory_of: Py<PyAny>,
@@ -75,6 +79,7 @@ impl OperatorReader {
     ) -> Self {
         Self {
             tensors,
+            plain,
             generator,
             script_object,
             memory_of,
@@ -98,7 +103,7 @@ impl OperatorReader {
         ))
     }
 
-    /// The devices of the tensors so far, each once.
+    /// The devices of the tensors so far.
     #[getter]
     fn devices(&self, py: Python<'_>) -> Vec<Py<PyAny>> {
         let seen = self.seen();
@@ -116,27 +121,30 @@ impl OperatorReader {
             numbers: Vec::new(),
             tensors: Vec::new(),
         };
-        self.take_each(args, &mut found)?;
-        self.take_named(kwargs, &mut found)?;
+        self.take_each(args, &mut found, 0)?;
+        self.take_named(kwargs, &mut found, 0)?;
         Ok(found)
     }
 
-    /// Return the tensors among the results, in tuples, lists and dictionaries alone.
+    /// Collect the tensors among the results, in tuples, lists and dictionaries alone.
     pub(super) fn results<'py>(
         &self,
         result: &Bound<'py, PyAny>,
-        found: &mut Vec<(Bound<'py, PyAny>, Facts)>,
+        found: &mut Vec<(Bound<'py, PyAny>, TensorFacts)>,
+        depth: usize,
     ) -> PyResult<()> {
         if self.is_tensor(result) {
             found.push((result.clone(), self.facts(result)?));
-        } else if let Ok(dict) = result.cast::<PyDict>() {
-            for (_, value) in dict {
-                self.results(&value, found)?;
-            }
-        } else if is_sequence(result) {
-            for value in result.try_iter()? {
-                self.results(&value?, found)?;
-            }
+            return Ok(());
+        }
+        let parts = match result.cast::<PyDict>() {
+            Ok(dict) => dict.call_method0(intern!(result.py(), "values"))?,
+            Err(_) if is_sequence(result) => result.clone(),
+            Err(_) => return Ok(()),
+        };
+        let depth = deeper(depth)?;
+        for part in parts.try_iter()? {
+            self.results(&part?, found, depth)?;
         }
         Ok(())
     }
@@ -145,9 +153,10 @@ impl OperatorReader {
         &self,
         values: &Bound<'py, PyAny>,
         found: &mut Arguments<'py>,
+        depth: usize,
     ) -> PyResult<()> {
         for value in values.try_iter()? {
-            self.take(value?, found)?;
+            self.take(value?, found, depth)?;
         }
         Ok(())
     }
@@ -156,15 +165,29 @@ impl OperatorReader {
         &self,
         values: &Bound<'py, PyDict>,
         found: &mut Arguments<'py>,
+        depth: usize,
     ) -> PyResult<()> {
-        for (name, value) in values {
+        if values.is_empty() {
+            return Ok(());
+        }
+        // By its own method: a class may have another one, and code of a value may change the dictionary.
+        for item in values
+            .call_method0(intern!(values.py(), "items"))?
+            .try_iter()?
+        {
+            let (name, value) = item?.extract()?;
             found.numbers.push(name);
-            self.take(value, found)?;
+            self.take(value, found, depth)?;
         }
         Ok(())
     }
 
-    fn take<'py>(&self, value: Bound<'py, PyAny>, found: &mut Arguments<'py>) -> PyResult<()> {
+    fn take<'py>(
+        &self,
+        value: Bound<'py, PyAny>,
+        found: &mut Arguments<'py>,
+        depth: usize,
+    ) -> PyResult<()> {
         let py = value.py();
         if self.is_tensor(&value) {
             let facts = self.facts(&value)?;
@@ -178,10 +201,10 @@ impl OperatorReader {
             return Ok(());
         }
         if is_sequence(&value) {
-            return self.take_each(&value, found);
+            return self.take_each(&value, found, deeper(depth)?);
         }
         if let Ok(dict) = value.cast::<PyDict>() {
-            return self.take_named(dict, found);
+            return self.take_named(dict, found, deeper(depth)?);
         }
         let number = if value.is_instance_of::<PyFloat>() || value.is_instance_of::<PyComplex>() {
             (value.get_type(), value.repr()?)
@@ -205,7 +228,7 @@ impl OperatorReader {
         self.tensors.get().is_tensor(value)
     }
 
-    fn facts(&self, tensor: &Bound<'_, PyAny>) -> PyResult<Facts> {
+    fn facts(&self, tensor: &Bound<'_, PyAny>) -> PyResult<TensorFacts> {
         let py = tensor.py();
         let fast = self.tensors.get().fast();
         if let Some(stored) = fast.and_then(|fast| fast.stored(tensor)) {
@@ -215,7 +238,7 @@ impl OperatorReader {
                 None => self.new_kind(tensor, Some(stored.kind))?,
             };
             let has_memory = kind.place != DevicePlace::Meta;
-            return Ok(Facts {
+            return Ok(TensorFacts {
                 storage: has_memory.then_some(stored.storage),
                 offset: Some(stored.offset),
                 is_single: stored.dim == 0,
@@ -226,12 +249,12 @@ impl OperatorReader {
         let memory = self.memory_of.call1(py, (tensor,))?.into_bound(py);
         let number = |memory: Bound<'_, PyAny>| memory.getattr(intern!(py, "_cdata"))?.extract();
         let storage = (!memory.is_none()).then(|| number(memory)).transpose()?;
-        Ok(Facts {
+        Ok(TensorFacts {
             storage,
             offset: None,
             kind: self.new_kind(tensor, None)?,
             is_single: tensor.call_method0(intern!(py, "dim"))?.extract::<u64>()? == 0,
-            is_plain: fast.is_some_and(|fast| fast.known_class(&tensor.get_type()).is_some()),
+            is_plain: self.plain.iter().any(|class| tensor.get_type().is(class)),
         })
     }
 
@@ -277,4 +300,15 @@ impl Kind {
 
 fn is_sequence(value: &Bound<'_, PyAny>) -> bool {
     value.is_instance_of::<PyTuple>() || value.is_instance_of::<PyList>()
+}
+
+/// How deep arguments may be in each other.
+const DEEPEST: usize = 500;
+
+fn deeper(depth: usize) -> PyResult<usize> {
+    if depth == DEEPEST {
+        let text = format!("arguments of an operator lie {DEEPEST} lists deep in each other");
+        return Err(PyRecursionError::new_err(text));
+    }
+    Ok(depth + 1)
 }

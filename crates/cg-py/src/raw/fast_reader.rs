@@ -253,10 +253,11 @@ impl FastReader {
         Some(unsafe { fields.storage(object) })
     }
 
-    /// Return a tensor's storage and its place there; none if that is not known here.
+    /// Return a tensor's storage and its place there; none if that is not known here, and where there is no
+    /// memory: torch says of such a storage whether it has elements all the same, as one of zeros has.
     #[inline]
     pub(crate) fn stored(&self, tensor: &Bound<'_, PyAny>) -> Option<Stored> {
-        let placement = self.placement(tensor)?;
+        let placement = self.placement(tensor).filter(|one| one.data != 0)?;
         let [kind, _, dim] = placement.form.0;
         Some(Stored {
             storage: self.storage(tensor)?,

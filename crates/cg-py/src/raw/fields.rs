@@ -68,7 +68,7 @@ pub(crate) struct LayoutWords {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Placement {
     /// The memory of its storage.
-    data: u64,
+    pub(super) data: u64,
     /// In elements.
     pub(super) offset: u64,
     /// Dtype and device, dispatch keys, the number of dimensions; then the sizes, and the strides.
