@@ -1,4 +1,4 @@
-"""What is known of an operator before its call: facts about it, and a reader of arguments."""
+"""Facts about an operator before its call, and a reader of its arguments."""
 
 from __future__ import annotations
 
