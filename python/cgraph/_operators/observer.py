@@ -139,9 +139,9 @@ class Observer(OperatorMode):
         self._inputs = {id(one): ("input", places[place]) for place, one in enumerate(inputs)}
         self._versions = {id(one): version_of(one) for one in inputs}
         self._origins: dict[int, tuple[Any, ...]] = {}
-        for place, one in reversed([*enumerate(inputs)]):
+        for one in reversed(inputs):
             if (memory := _torch.memory_of(one)) is not None:
-                self._origins[_torch.storage_id(memory)] = ("input", places[place])
+                self._origins[_torch.storage_id(memory)] = self._inputs[id(one)]
         # Storages that operators made, by number; the weak reference keeps the number taken.
         self._made: dict[int, _torch.WeakStorage] = {}
         begins = [

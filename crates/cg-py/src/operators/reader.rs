@@ -237,9 +237,8 @@ impl OperatorReader {
                 Some(kind) => kind,
                 None => self.new_kind(tensor, Some(stored.kind))?,
             };
-            let has_memory = kind.place != DevicePlace::Meta;
             return Ok(TensorFacts {
-                storage: has_memory.then_some(stored.storage),
+                storage: Some(stored.storage),
                 offset: Some(stored.offset),
                 is_single: stored.dim == 0,
                 is_plain: true,
