@@ -1,5 +1,7 @@
 //! [`Error`]: what went wrong, as owned data. Printing one calls nothing foreign.
 
+use std::path::PathBuf;
+
 use crate::code::{Call, Code};
 
 /// Result of everything in this crate that can fail.
@@ -104,6 +106,15 @@ pub enum Error {
         reason: String,
         /// The libraries that were tried.
         looked_for: Vec<String>,
+    },
+
+    /// A file of saved graphs cannot be used.
+    #[error("saved graphs in {}: {reason}", path.display())]
+    Saved {
+        /// The file.
+        path: PathBuf,
+        /// Why it cannot be used.
+        reason: String,
     },
 
     /// A hook failed; for hooks to return.

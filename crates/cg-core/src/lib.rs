@@ -20,6 +20,7 @@ mod outputs;
 mod pool;
 mod ranges;
 mod retain;
+pub mod saved;
 mod stream;
 mod template;
 mod tracker;

@@ -178,7 +178,7 @@ impl Template {
     pub fn add_edge(&self, from: Node, to: Node) -> Result<()> {
         let state = self.state();
         let (from, to) = (self.own(&state, from)?, self.own(&state, to)?);
-        state.graph.add_edge(from, to)
+        state.graph.add_edge(EdgeSpec::full(from, to))
     }
 
     /// Take an edge away.
@@ -344,7 +344,7 @@ impl Template {
         add_all(&mut state, specs, named, make, |graph, node| {
             roots
                 .iter()
-                .try_for_each(|root| graph.add_edge(node, *root))
+                .try_for_each(|root| graph.add_edge(EdgeSpec::full(node, *root)))
         })
     }
 
@@ -364,7 +364,7 @@ impl Template {
         add_all(&mut state, specs, named, make, |graph, node| {
             leaves
                 .iter()
-                .try_for_each(|leaf| graph.add_edge(*leaf, node))
+                .try_for_each(|leaf| graph.add_edge(EdgeSpec::full(*leaf, node)))
         })
     }
 

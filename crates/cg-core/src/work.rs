@@ -6,7 +6,7 @@ use crate::device::Device;
 use crate::driver::Driver;
 use crate::driver::handle::FunctionHandle;
 use crate::driver::owned::{OwnedModule, same_driver};
-use crate::driver::spec::{Dim3, HostFunction, WorkSpec};
+use crate::driver::spec::{Dim3, FunctionAttribute, HostFunction, WorkSpec};
 use crate::error::{Error, Result};
 use crate::gate::Gates;
 use crate::memory::Memory;
@@ -16,6 +16,7 @@ use crate::retain::Retained;
 #[derive(Debug, Clone)]
 pub struct Module {
     owned: Arc<OwnedModule>,
+    image: Arc<[u8]>,
 }
 
 impl Module {
@@ -33,6 +34,7 @@ impl Module {
         let owned = OwnedModule::new(Arc::clone(device.driver()), image)?;
         Ok(Self {
             owned: Arc::new(owned),
+            image: image.into(),
         })
     }
 
@@ -44,6 +46,16 @@ impl Module {
             name: name.to_owned(),
             module: Arc::clone(&self.owned),
         })
+    }
+
+    /// Return what it was loaded from.
+    pub(crate) fn image(&self) -> &Arc<[u8]> {
+        &self.image
+    }
+
+    /// Return its device's driver.
+    pub(crate) fn driver(&self) -> &Arc<dyn Driver> {
+        self.owned.driver()
     }
 }
 
@@ -62,9 +74,41 @@ impl Function {
         &self.name
     }
 
+    /// Let launches ask for so much dynamic shared memory; by default for 48 KiB.
+    ///
+    /// # Errors
+    /// What the driver reports, for more than the device has.
+    #[doc(alias = "cuFuncSetAttribute")]
+    pub fn set_max_shared_bytes(&self, bytes: u32) -> Result<()> {
+        let most = i32::try_from(bytes);
+        let most = most.map_err(|_| Error::invalid("bytes", &bytes, "what an i32 holds"))?;
+        self.set_attribute(FunctionAttribute {
+            id: FunctionAttribute::MAX_SHARED_BYTES,
+            value: most,
+        })
+    }
+
     /// Return the raw kernel. It dies with the function and its clones.
     pub(crate) fn handle(&self) -> FunctionHandle {
         self.handle
+    }
+
+    /// Return what keeps it loaded.
+    pub(crate) fn retained(&self) -> Retained {
+        Arc::clone(&self.module) as Retained
+    }
+
+    /// Return the attributes that may be set.
+    pub(crate) fn attributes(&self) -> Result<Vec<FunctionAttribute>> {
+        self.module.attributes(self.handle)
+    }
+
+    /// Set an attribute, unless it is as it should be.
+    pub(crate) fn set_attribute(&self, attribute: FunctionAttribute) -> Result<()> {
+        if self.attributes()?.contains(&attribute) {
+            return Ok(());
+        }
+        self.module.set_attribute(self.handle, attribute)
     }
 }
 

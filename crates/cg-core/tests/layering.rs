@@ -107,7 +107,7 @@ const CORE_LAYERS: &[&[&str]] = &[
     &["template"],
     &["inputs", "outputs"],
     &["exec"],
-    &["address", "capture", "data", "tracker"],
+    &["address", "capture", "data", "saved", "tracker"],
     &["lib"],
 ];
 

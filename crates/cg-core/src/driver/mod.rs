@@ -1,6 +1,6 @@
 //! The border: everything cgraph asks of a CUDA driver.
 //!
-//! [`Driver`] is one object-safe trait in four parts, a method per CUDA call (or per family of
+//! [`Driver`] is one object-safe trait in five parts, a method per CUDA call (or per family of
 //! calls that differ only in the node's kind), over plain `u64` handles. It is implemented by
 //! `Cuda` and by [`sim::Sim`]; nothing above it knows which one it has.
 //!
@@ -13,6 +13,7 @@ pub mod handle;
 pub(crate) mod owned;
 mod pages;
 mod process;
+mod rebuild;
 pub mod sim;
 pub mod spec;
 
@@ -29,6 +30,7 @@ use spec::{Dim3, EdgeSpec, NodeDetail, NodeIds, NodeSpec, WorkSpec};
 pub use pages::PageCalls;
 pub use process::{begin_exit, begin_forked, is_forked};
 pub(crate) use process::{is_exiting, next_driver_id};
+pub use rebuild::RebuildCalls;
 
 /// Calls that other threads and streams may make while a capture is open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -109,7 +111,7 @@ pub struct UpdateFailure {
 /// Every call makes the device's context current for its own duration and leaves the thread as it
 /// was; a thread that had none keeps it, as CUDA's runtime does. Calls are thread-safe; the objects behind the handles are as CUDA says.
 pub trait Driver:
-    MemoryCalls + PageCalls + StreamCalls + GraphCalls + fmt::Debug + Send + Sync
+    MemoryCalls + PageCalls + StreamCalls + GraphCalls + RebuildCalls + fmt::Debug + Send + Sync
 {
     /// Distinguish drivers: two devices never share one.
     fn id(&self) -> u64;
@@ -119,6 +121,9 @@ pub trait Driver:
 
     /// Return the version as CUDA numbers it: 12040 is 12.4.
     fn version(&self) -> u32;
+
+    /// Return what kind of device it is, as kernels are compiled for: its name and compute capability.
+    fn model(&self) -> String;
 }
 
 /// Memory, modules and kernels.
@@ -306,16 +311,11 @@ pub trait GraphCalls {
         spec: &NodeSpec,
     ) -> Result<NodeHandle>;
 
-    /// Add "`to` after `from`".
+    /// Add an edge.
     ///
     /// # Safety
     /// `graph` is live and holds both nodes.
-    unsafe fn graph_add_edge(
-        &self,
-        graph: GraphHandle,
-        from: NodeHandle,
-        to: NodeHandle,
-    ) -> Result<()>;
+    unsafe fn graph_add_edge(&self, graph: GraphHandle, edge: EdgeSpec<NodeHandle>) -> Result<()>;
 
     /// Take an edge away.
     ///

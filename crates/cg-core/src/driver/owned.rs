@@ -15,6 +15,7 @@
 
 pub(crate) mod pages;
 mod query;
+mod rebuild;
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
@@ -355,9 +356,9 @@ impl OwnedGraph {
     }
 
     /// Add an edge between nodes that the caller has checked.
-    pub(crate) fn add_edge(&self, from: NodeHandle, to: NodeHandle) -> Result<()> {
+    pub(crate) fn add_edge(&self, edge: EdgeSpec<NodeHandle>) -> Result<()> {
         // SAFETY: the graph is live as long as `self`, and `Template` checks the nodes.
-        unsafe { self.driver.graph_add_edge(self.handle, from, to) }
+        unsafe { self.driver.graph_add_edge(self.handle, edge) }
     }
 
     /// Take an edge away between nodes that the caller has checked.
@@ -376,12 +377,6 @@ impl OwnedGraph {
     pub(crate) fn nodes(&self) -> Result<Vec<NodeHandle>> {
         // SAFETY: the graph is live as long as `self`.
         unsafe { self.driver.graph_nodes(self.handle) }
-    }
-
-    /// Return its edges.
-    pub(crate) fn edges(&self) -> Result<Vec<EdgeSpec<NodeHandle>>> {
-        // SAFETY: the graph is live as long as `self`.
-        unsafe { self.driver.graph_edges(self.handle) }
     }
 
     /// Return what one of its nodes does; the caller has checked the node.

@@ -241,6 +241,29 @@ impl From<u8> for EdgeKind {
     }
 }
 
+/// An attribute of a kernel node's launch, by CUDA's number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LaunchAttribute {
+    /// `CUlaunchAttributeID`.
+    pub id: u32,
+    /// The bytes of a `CUlaunchAttributeValue`.
+    pub value: [u8; 64],
+}
+
+/// An attribute of a kernel, by CUDA's number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FunctionAttribute {
+    /// `CUfunction_attribute`.
+    pub id: u32,
+    /// Its value.
+    pub value: i32,
+}
+
+impl FunctionAttribute {
+    /// The number of the most bytes of dynamic shared memory that launches may ask for.
+    pub const MAX_SHARED_BYTES: u32 = 8;
+}
+
 /// "`to` after `from`", by node handle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct EdgeSpec<N> {
@@ -254,4 +277,17 @@ pub struct EdgeSpec<N> {
     pub to_port: u8,
     /// The kind of order.
     pub kind: EdgeKind,
+}
+
+impl<N> EdgeSpec<N> {
+    /// Return the edge of a node that runs after another one has finished.
+    pub fn full(from: N, to: N) -> Self {
+        Self {
+            from,
+            to,
+            from_port: 0,
+            to_port: 0,
+            kind: EdgeKind::Full,
+        }
+    }
 }

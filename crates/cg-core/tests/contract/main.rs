@@ -44,6 +44,8 @@ mod output_rules;
 mod outputs;
 mod pages;
 mod pool;
+mod saved;
+mod saved_rules;
 mod stream;
 mod tracker;
 mod unsafe_calls;

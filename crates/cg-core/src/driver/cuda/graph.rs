@@ -63,23 +63,22 @@ impl GraphCalls for Cuda {
         unsafe { node::add(self.context(), graph, after, spec) }
     }
 
-    unsafe fn graph_add_edge(
-        &self,
-        graph: GraphHandle,
-        from: NodeHandle,
-        to: NodeHandle,
-    ) -> Result<()> {
+    unsafe fn graph_add_edge(&self, graph: GraphHandle, edge: EdgeSpec<NodeHandle>) -> Result<()> {
         let _entered = self.enter()?;
         let graph = graph.0 as sys::CUgraph;
-        let (from, to) = (from.0 as sys::CUgraphNode, to.0 as sys::CUgraphNode);
-        // SAFETY: `graph` is live and holds both nodes, by the contract; the call reads one node
-        // from each pointer, and no edge data means an edge of the full kind.
+        let (from, to) = (
+            edge.from.0 as sys::CUgraphNode,
+            edge.to.0 as sys::CUgraphNode,
+        );
+        let data = edge_data(edge);
+        // SAFETY: `graph` is live and holds both nodes, by the contract; the call reads one element
+        // from each pointer.
         let result = unsafe {
             call!(cuGraphAddDependencies_v2(
                 graph,
                 &raw const from,
                 &raw const to,
-                ptr::null(),
+                &raw const data,
                 1
             ))
         };

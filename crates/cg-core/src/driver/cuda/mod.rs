@@ -20,9 +20,11 @@ mod node;
 mod pages;
 mod params;
 mod probe;
+mod rebuild;
 mod stream;
 mod work;
 
+use std::ffi::{CStr, c_int};
 use std::ptr;
 
 use cudarc::driver::sys;
@@ -41,6 +43,7 @@ pub struct Cuda {
     id: u64,
     ordinal: u32,
     version: u32,
+    model: String,
     /// A `CUcontext`. It is retained and never released: other libraries of the process work in
     /// the same one, and a release while the process exits would come too late.
     context: u64,
@@ -75,6 +78,7 @@ impl Cuda {
             id: next_driver_id(),
             ordinal,
             version,
+            model: model_of(device)?,
             context: context as u64,
         })
     }
@@ -118,6 +122,29 @@ impl Driver for Cuda {
     fn version(&self) -> u32 {
         self.version
     }
+
+    fn model(&self) -> String {
+        self.model.clone()
+    }
+}
+
+/// Return the name of a device, and the compute capability that kernels are compiled for.
+fn model_of(device: sys::CUdevice) -> Result<String> {
+    let mut name = [0_u8; 256];
+    let length = c_int::try_from(name.len()).unwrap_or(c_int::MAX);
+    // SAFETY: the device is one of the driver's; the call writes at most `length` bytes with a zero at the end.
+    let result = unsafe { call!(cuDeviceGetName(name.as_mut_ptr().cast(), length, device)) };
+    check(Call::DeviceGet, result)?;
+    let name = CStr::from_bytes_until_nul(&name).unwrap_or_default();
+    let attribute = |which| {
+        // SAFETY: the device is one of the driver's; the call writes one int.
+        out(Call::DeviceGet, 0, |value| unsafe {
+            call!(cuDeviceGetAttribute(value, which, device))
+        })
+    };
+    let major = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+    let minor = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+    Ok(format!("{}, sm_{major}{minor}", name.to_string_lossy()))
 }
 
 /// Our context is current on this thread, which the raw pointer ties it to.

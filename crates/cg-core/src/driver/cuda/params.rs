@@ -47,7 +47,7 @@ pub(super) unsafe fn words(node: NodeHandle) -> Result<Vec<u64>> {
     }
     if !params.extra.is_null() {
         // SAFETY: the driver has just described a live node.
-        return Ok(unsafe { buffer(params.extra) });
+        return Ok(unsafe { buffer(params.extra) }.map_or_else(Vec::new, aligned));
     }
     Ok(Vec::new())
 }
@@ -63,6 +63,35 @@ pub(super) unsafe fn of_kernel(node: sys::CUgraphNode) -> Result<sys::CUDA_KERNE
     out(Call::GraphNodeGetParams, zero, |params| unsafe {
         call!(cuGraphKernelNodeGetParams_v2(node, params))
     })
+}
+
+/// Return the bytes of each parameter, in order; none where the driver does not tell all.
+///
+/// # Safety
+/// `params` are those of a live node.
+pub(super) unsafe fn arguments(params: &sys::CUDA_KERNEL_NODE_PARAMS) -> Option<Vec<Box<[u8]>>> {
+    // SAFETY: `extra` is that of a live node.
+    let whole = (!params.extra.is_null()).then(|| unsafe { buffer(params.extra) });
+    let mut arguments = Vec::new();
+    for index in 0.. {
+        // SAFETY: the function or kernel of a live node is live.
+        let Some((offset, size)) = (unsafe { extent(params, index) }) else {
+            break;
+        };
+        let bytes = if params.kernelParams.is_null() {
+            whole.flatten()?.get(offset..offset + size)?
+        } else {
+            // SAFETY: the node has a pointer for each parameter that its kernel takes.
+            let parameter = unsafe { *params.kernelParams.wrapping_add(index) };
+            if parameter.is_null() {
+                return None;
+            }
+            // SAFETY: it points to as many bytes as the parameter has, which live as long as the node.
+            unsafe { slice::from_raw_parts(parameter.cast::<u8>(), size) }
+        };
+        arguments.push(bytes.into());
+    }
+    Some(arguments)
 }
 
 /// Return the words where there is a pointer to each parameter.
@@ -125,11 +154,11 @@ unsafe fn extent(params: &sys::CUDA_KERNEL_NODE_PARAMS, index: usize) -> Option<
     Some((offset, size))
 }
 
-/// Return the words where all parameters lie in one buffer, as cuBLAS launches kernels.
+/// Return where all parameters lie in one buffer, as cuBLAS launches kernels; none for other keys.
 ///
 /// # Safety
-/// `extra` belongs to a live node, and is not null.
-unsafe fn buffer(extra: *const *mut c_void) -> Vec<u64> {
+/// `extra` belongs to a node that is live for `'a`, and is not null.
+unsafe fn buffer<'a>(extra: *const *mut c_void) -> Option<&'a [u8]> {
     let (mut start, mut size): (*const u8, *const usize) = (ptr::null(), ptr::null());
     for key in 0..MOST_KEYS {
         // SAFETY: keys and values take turns up to a key that is zero, and this one has not come.
@@ -142,16 +171,16 @@ unsafe fn buffer(extra: *const *mut c_void) -> Vec<u64> {
         match name.addr() {
             BUFFER_POINTER => start = value.cast(),
             BUFFER_SIZE => size = value.cast(),
-            _ => return Vec::new(),
+            _ => return None,
         }
     }
     if start.is_null() || size.is_null() {
-        return Vec::new();
+        return None;
     }
     // SAFETY: the key was that of a pointer to a size, which lives as long as the node.
     let size = unsafe { *size };
     // SAFETY: the buffer has as many bytes, and lives and stays the same as long as the node.
-    aligned(unsafe { slice::from_raw_parts(start, size) })
+    Some(unsafe { slice::from_raw_parts(start, size) })
 }
 
 /// Return the whole words of bytes that begin where a word may.

@@ -69,6 +69,12 @@ impl Copy3d {
         }
     }
 
+    /// Return whether it is a copy of one row between addresses of the device.
+    pub(super) fn is_row(&self) -> bool {
+        let is_of_device = |side: &Side| !matches!(side.memory_type, Side::HOST | Side::ARRAY);
+        self.height == 1 && self.depth == 1 && is_of_device(&self.dst) && is_of_device(&self.src)
+    }
+
     /// Return where the driver reads the struct.
     pub(super) fn as_raw(&self) -> *const sys::CUDA_MEMCPY3D {
         ptr::from_ref(self).cast()

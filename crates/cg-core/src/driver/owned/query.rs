@@ -4,7 +4,7 @@
 
 use super::{OwnedExec, OwnedGraph};
 use crate::driver::handle::NodeHandle;
-use crate::driver::spec::NodeIds;
+use crate::driver::spec::{EdgeSpec, NodeIds};
 use crate::error::Result;
 
 impl OwnedGraph {
@@ -18,6 +18,12 @@ impl OwnedGraph {
     pub(crate) fn roots(&self) -> Result<Vec<NodeHandle>> {
         // SAFETY: the graph is live as long as `self`.
         unsafe { self.driver.graph_roots(self.handle) }
+    }
+
+    /// Return its edges.
+    pub(crate) fn edges(&self) -> Result<Vec<EdgeSpec<NodeHandle>>> {
+        // SAFETY: the graph is live as long as `self`.
+        unsafe { self.driver.graph_edges(self.handle) }
     }
 
     /// Return how many nodes it has.

@@ -72,23 +72,19 @@ impl GraphCalls for Sim {
         Ok(node)
     }
 
-    unsafe fn graph_add_edge(
-        &self,
-        handle: GraphHandle,
-        from: NodeHandle,
-        to: NodeHandle,
-    ) -> Result<()> {
+    unsafe fn graph_add_edge(&self, handle: GraphHandle, edge: EdgeSpec<NodeHandle>) -> Result<()> {
         let call = Call::GraphAddDependencies;
         let mut state = self.enter(call)?;
         let graph = get(&mut state, handle);
-        let node = graph.nodes.get_mut(&to);
-        let before = &mut node
-            .ok_or_else(|| refuse(call, Code::INVALID_VALUE))?
-            .before;
-        if before.contains(&from) {
-            return Err(refuse(call, Code::INVALID_VALUE));
+        let refused = || refuse(call, Code::INVALID_VALUE);
+        if edge != EdgeSpec::full(edge.from, edge.to) {
+            return Err(refused());
         }
-        before.push(from);
+        let before = &mut graph.nodes.get_mut(&edge.to).ok_or_else(refused)?.before;
+        if before.contains(&edge.from) {
+            return Err(refused());
+        }
+        before.push(edge.from);
         Ok(())
     }
 

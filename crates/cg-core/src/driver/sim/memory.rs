@@ -313,19 +313,23 @@ impl MemoryCalls for Sim {
 
     unsafe fn module_function(&self, module: ModuleHandle, name: &str) -> Result<FunctionHandle> {
         let mut state = self.enter(Call::ModuleGetFunction)?;
-        let handle = state.fresh();
+        let handle = FunctionHandle(state.fresh());
         let not_found = || failed(Call::ModuleGetFunction, Code::NOT_FOUND);
         let kernel = state.kernels.get(name).cloned();
-        let Some(module) = state.modules.get(&module.0) else {
+        let Some(module) = state.modules.get_mut(&module.0) else {
             panic!("module_function of {module:?}, which is not loaded")
         };
+        if let Some(known) = module.functions.get(name) {
+            return Ok(*known);
+        }
         let parameters = module.parameters(name).ok_or_else(not_found)?;
         let Some(kernel) = kernel else {
             panic!("the module declares kernel {name}, but Sim::kernel was not called for it")
         };
-        let function = module.function(name, kernel, parameters);
-        state.functions.insert(handle, Arc::new(function));
-        Ok(FunctionHandle(handle))
+        let function = module.function(handle, name, kernel, parameters);
+        module.functions.insert(name.to_owned(), handle);
+        state.functions.insert(handle.0, Arc::new(function));
+        Ok(handle)
     }
 }
 

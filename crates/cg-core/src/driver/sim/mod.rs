@@ -20,6 +20,7 @@ mod graph;
 mod memory;
 mod pages;
 mod ptx;
+mod rebuild;
 mod run;
 mod stream;
 mod template;
@@ -418,6 +419,10 @@ impl Driver for Sim {
 
     fn version(&self) -> u32 {
         self.inner.version
+    }
+
+    fn model(&self) -> String {
+        "simulator".to_owned()
     }
 }
 

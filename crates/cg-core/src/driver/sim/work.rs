@@ -1,12 +1,13 @@
 //! Operations of simulated streams and nodes, with their handles resolved.
 
+use std::collections::HashMap;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Arc, Weak};
 
 use super::{KernelFn, State, refuse};
 use crate::code::{Call, Code};
-use crate::driver::handle::Address;
+use crate::driver::handle::{Address, FunctionHandle};
 use crate::driver::spec::{Dim3, HostFunction, NodeDetail, WorkSpec};
 use crate::error::Result;
 
@@ -14,6 +15,8 @@ use crate::error::Result;
 pub(super) struct Module {
     entries: Vec<(String, Vec<usize>)>,
     loaded: Arc<AtomicBool>,
+    /// The kernels that were asked for, by name.
+    pub(super) functions: HashMap<String, FunctionHandle>,
 }
 
 impl Module {
@@ -21,6 +24,7 @@ impl Module {
         Self {
             entries,
             loaded: Arc::new(AtomicBool::new(true)),
+            functions: HashMap::new(),
         }
     }
 
@@ -35,25 +39,57 @@ impl Module {
 
     pub(super) fn function(
         &self,
+        handle: FunctionHandle,
         name: &str,
         kernel: Arc<KernelFn>,
         parameters: Vec<usize>,
     ) -> Function {
         Function {
+            handle: Some(handle),
             name: name.to_owned(),
             kernel,
             parameters: Some(parameters),
             loaded: Arc::clone(&self.loaded),
+            max_shared_bytes: AtomicI32::new(SHARED_BYTES),
         }
     }
 }
 
 pub(super) struct Function {
+    /// None for a closure, which is of no module.
+    handle: Option<FunctionHandle>,
     pub(super) name: String,
     pub(super) kernel: Arc<KernelFn>,
     /// Bytes of each parameter; none for a closure, which takes no arguments.
     parameters: Option<Vec<usize>>,
     loaded: Arc<AtomicBool>,
+    /// The most dynamic shared memory that a launch may ask for.
+    max_shared_bytes: AtomicI32,
+}
+
+/// Dynamic shared memory that every kernel may ask for.
+const SHARED_BYTES: i32 = 48 << 10;
+/// The most that there is.
+const MOST_SHARED_BYTES: i32 = 99 << 10;
+
+impl Function {
+    pub(super) fn max_shared_bytes(&self) -> i32 {
+        self.max_shared_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Return whether a kernel may have so much.
+    pub(super) fn set_max_shared_bytes(&self, bytes: i32) -> bool {
+        let is_possible = (0..=MOST_SHARED_BYTES).contains(&bytes);
+        if is_possible {
+            self.max_shared_bytes.store(bytes, Ordering::Relaxed);
+        }
+        is_possible
+    }
+
+    fn allows(&self, shared_bytes: u32) -> bool {
+        let most = self.max_shared_bytes().max(SHARED_BYTES);
+        i32::try_from(shared_bytes).is_ok_and(|bytes| bytes <= most)
+    }
 }
 
 /// An operation with its handles resolved.
@@ -86,10 +122,12 @@ impl Work {
     pub(super) fn closure(name: &str, kernel: Arc<KernelFn>) -> Self {
         Self::Kernel {
             function: Arc::new(Function {
+                handle: None,
                 name: name.to_owned(),
                 kernel,
                 parameters: None,
                 loaded: Arc::new(AtomicBool::new(true)),
+                max_shared_bytes: AtomicI32::new(SHARED_BYTES),
             }),
             grid: 1.into(),
             block: 1.into(),
@@ -119,7 +157,8 @@ impl Work {
                 );
                 let threads = u64::from(block.x) * u64::from(block.y) * u64::from(block.z);
                 let blocks = [grid.x, grid.y, grid.z];
-                if threads == 0 || threads > 1024 || blocks.contains(&0) {
+                let is_shaped = threads > 0 && threads <= 1024 && !blocks.contains(&0);
+                if !is_shaped || !found.allows(*shared_bytes) {
                     return Err(refuse(call, Code::INVALID_VALUE));
                 }
                 Self::Kernel {
@@ -152,6 +191,42 @@ impl Work {
                 }
             }
             WorkSpec::Host(function) => Self::Host(Arc::downgrade(function)),
+        })
+    }
+
+    /// Return it as it may be added again; none for a closure, and for a host function, which somebody else keeps.
+    pub(super) fn spec(&self) -> Option<WorkSpec> {
+        Some(match self {
+            Self::Kernel {
+                function,
+                grid,
+                block,
+                shared_bytes,
+                args,
+            } => WorkSpec::Kernel {
+                function: function.handle?,
+                grid: *grid,
+                block: *block,
+                shared_bytes: *shared_bytes,
+                args: Arc::clone(args),
+            },
+            Self::Memcpy { dst, src, bytes } => WorkSpec::Memcpy {
+                dst: *dst,
+                src: *src,
+                bytes: *bytes,
+            },
+            Self::Memset {
+                dst,
+                value,
+                element_bytes,
+                count,
+            } => WorkSpec::Memset {
+                dst: *dst,
+                value: *value,
+                element_bytes: *element_bytes,
+                count: *count,
+            },
+            Self::Host(_) => return None,
         })
     }
 

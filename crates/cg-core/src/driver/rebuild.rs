@@ -1,0 +1,54 @@
+//! [`RebuildCalls`]: what it takes to add a node again, in another graph or process.
+
+use super::handle::{FunctionHandle, NodeHandle};
+use super::spec::{FunctionAttribute, LaunchAttribute, WorkSpec};
+use crate::error::Result;
+
+/// The work of nodes as it may be added again, and attributes of kernels and of their launches.
+#[expect(
+    unsafe_code,
+    reason = "a trait over raw handles: the caller vouches for them"
+)]
+pub trait RebuildCalls {
+    /// Return the work of a node, as far as it is all that the node does, but for attributes: a kernel, a memset of
+    /// one row, a copy in one row. None for other nodes, and where the driver does not tell all.
+    ///
+    /// # Safety
+    /// `node` is a node of a live graph.
+    unsafe fn node_work(&self, node: NodeHandle) -> Result<Option<WorkSpec>>;
+
+    /// Return the launch attributes of a kernel node that are not zero; none of another node.
+    ///
+    /// # Safety
+    /// `node` is a node of a live graph.
+    unsafe fn node_attributes(&self, node: NodeHandle) -> Result<Vec<LaunchAttribute>>;
+
+    /// Set a launch attribute of a kernel node.
+    ///
+    /// # Safety
+    /// `node` is a kernel node of a live graph.
+    unsafe fn node_set_attribute(
+        &self,
+        node: NodeHandle,
+        attribute: &LaunchAttribute,
+    ) -> Result<()>;
+
+    /// Return the attributes of a kernel that may be set.
+    ///
+    /// # Safety
+    /// `function` is of a loaded module.
+    unsafe fn function_attributes(
+        &self,
+        function: FunctionHandle,
+    ) -> Result<Vec<FunctionAttribute>>;
+
+    /// Set an attribute of a kernel, for all launches to come.
+    ///
+    /// # Safety
+    /// `function` is of a loaded module.
+    unsafe fn function_set_attribute(
+        &self,
+        function: FunctionHandle,
+        attribute: FunctionAttribute,
+    ) -> Result<()>;
+}

@@ -1,0 +1,71 @@
+//! What a simulated device tells of nodes and kernels so that they can be added again.
+#![expect(
+    unsafe_code,
+    reason = "implements a trait whose methods are unsafe for other drivers"
+)]
+
+use super::template::{NodeWork, owner_of};
+use super::{Sim, refuse};
+use crate::code::{Call, Code};
+use crate::driver::RebuildCalls;
+use crate::driver::handle::{FunctionHandle, NodeHandle};
+use crate::driver::spec::{FunctionAttribute, LaunchAttribute, WorkSpec};
+use crate::error::Result;
+
+impl RebuildCalls for Sim {
+    unsafe fn node_work(&self, node: NodeHandle) -> Result<Option<WorkSpec>> {
+        let state = self.enter(Call::GraphNodeGetParams)?;
+        let owner = owner_of(&state, node);
+        Ok(match &state.graphs[&owner.0].nodes[&node].work {
+            NodeWork::Work(work) => work.spec(),
+            _ => None,
+        })
+    }
+
+    unsafe fn node_attributes(&self, node: NodeHandle) -> Result<Vec<LaunchAttribute>> {
+        let state = self.enter(Call::GraphKernelNodeGetAttribute)?;
+        owner_of(&state, node);
+        // There is none that a launch could set here.
+        Ok(Vec::new())
+    }
+
+    unsafe fn node_set_attribute(&self, node: NodeHandle, _: &LaunchAttribute) -> Result<()> {
+        let call = Call::GraphKernelNodeSetAttribute;
+        let state = self.enter(call)?;
+        owner_of(&state, node);
+        Err(refuse(call, Code::NOT_SUPPORTED))
+    }
+
+    unsafe fn function_attributes(
+        &self,
+        function: FunctionHandle,
+    ) -> Result<Vec<FunctionAttribute>> {
+        let state = self.enter(Call::FuncGetAttribute)?;
+        let Some(found) = state.functions.get(&function.0) else {
+            panic!("{function:?} is no function")
+        };
+        Ok(vec![FunctionAttribute {
+            id: FunctionAttribute::MAX_SHARED_BYTES,
+            value: found.max_shared_bytes(),
+        }])
+    }
+
+    unsafe fn function_set_attribute(
+        &self,
+        function: FunctionHandle,
+        attribute: FunctionAttribute,
+    ) -> Result<()> {
+        let call = Call::FuncSetAttribute;
+        let state = self.enter(call)?;
+        let Some(found) = state.functions.get(&function.0) else {
+            panic!("{function:?} is no function")
+        };
+        let is_set = attribute.id == FunctionAttribute::MAX_SHARED_BYTES
+            && found.set_max_shared_bytes(attribute.value);
+        if is_set {
+            Ok(())
+        } else {
+            Err(refuse(call, Code::INVALID_VALUE))
+        }
+    }
+}

@@ -1,0 +1,241 @@
+//! Saved graphs: that they do the same work when they come back.
+
+use std::fs;
+
+use cg_core::saved::{Saved, Taken};
+use cg_core::{
+    Args, Capture, CaptureMode, Code, Device, InstantiateFlags, Memory, Module, Stream, Template,
+    Work,
+};
+
+use crate::support::graphs::{Job, Scratch, kernels, launch_axpy, load, replay, saved_axpy};
+use crate::support::kernels::PTX;
+use crate::support::{BYTES, POISON, axpy, code, error, memory, poisoned, random, words};
+
+on_every_driver! {
+    a_kernel_is_the_same_each_time_that_it_is_asked_for,
+    a_loaded_graph_does_the_same_work_on_other_memory,
+    a_captured_graph_is_saved_as_well,
+    several_graphs_of_a_file_share_an_image,
+    a_number_that_looks_like_an_address_is_none_if_it_does_not_move,
+    more_shared_memory_than_kernels_have_must_be_allowed_first,
+    what_a_kernel_is_allowed_comes_back_with_the_graph,
+    a_loaded_graph_keeps_its_kernels_and_memory,
+}
+/// Return what another process would read.
+fn through_a_file(saved: &Saved) -> Saved {
+    let file = Scratch::new();
+    saved.write(&file.0).unwrap();
+    let read = Saved::open(&file.0).unwrap();
+    assert_eq!(read, *saved);
+    read
+}
+
+fn a_kernel_is_the_same_each_time_that_it_is_asked_for(device: &Device) {
+    let (module, other) = (kernels(device), kernels(device));
+    let (x, y) = (memory(device, &random(1)), memory(device, &random(2)));
+    // Only a kernel of the module that is given is found.
+    let template = Template::new(device).unwrap();
+    template.add(&launch_axpy(&module, 3, &x, &y), &[]).unwrap();
+    let names = [("x", &x), ("y", &y)];
+    let mut saved = Saved::new(device);
+    assert!(saved.add("a", &template, &names, None, &[&other]).is_err());
+    assert!(
+        saved
+            .add("a", &template, &names, None, &[&other, &module])
+            .is_ok()
+    );
+}
+
+fn a_loaded_graph_does_the_same_work_on_other_memory(device: &Device) {
+    let module = kernels(device);
+    let (job, moved) = (Job::new(device, 1), Job::new(device, 3));
+    let mut saved = Saved::new(device);
+    let (one, other) = (
+        job.template(device, &module),
+        moved.template(device, &module),
+    );
+    let proof = Some((&other, &moved.names()[..]));
+    let taken = saved
+        .add("job", &one, &job.names(), proof, &[&module])
+        .unwrap();
+    assert_eq!(
+        taken,
+        Taken {
+            proven: 4,
+            assumed: 0
+        }
+    );
+    let saved = through_a_file(&saved);
+    assert_eq!(saved.names(), ["job"]);
+    let memory: Vec<(&str, u64)> = saved.memory("job").unwrap();
+    assert_eq!(memory, ["x", "y", "copy", "set"].map(|name| (name, BYTES)));
+    let bound = Job::new(device, 5);
+    replay(
+        device,
+        &load(&saved, device, "job", &bound.names()).unwrap(),
+    );
+    bound.check(5);
+    // The others are as they were.
+    assert_eq!(words(&job.y), random(2));
+    assert_eq!(words(&moved.copy), words(&poisoned(device)));
+}
+
+fn a_captured_graph_is_saved_as_well(device: &Device) {
+    let (module, job) = (kernels(device), Job::new(device, 1));
+    let stream = Stream::new(device).unwrap();
+    let capture = Capture::begin(&stream, CaptureMode::Relaxed).unwrap();
+    for work in [
+        launch_axpy(&module, 3, &job.x, &job.y),
+        Work::memcpy(&job.copy, &job.y).unwrap(),
+        Work::memset(&job.set, 7).unwrap(),
+        launch_axpy(&module, 2, &job.x, &job.set),
+    ] {
+        stream.enqueue(&work).unwrap();
+    }
+    let template = capture.finish().unwrap();
+    let mut saved = Saved::new(device);
+    let taken = saved
+        .add("job", &template, &job.names(), None, &[&module])
+        .unwrap();
+    assert_eq!(
+        taken,
+        Taken {
+            proven: 0,
+            assumed: 4
+        }
+    );
+    let bound = Job::new(device, 5);
+    let loaded = load(&through_a_file(&saved), device, "job", &bound.names()).unwrap();
+    assert_eq!(loaded.node_count().unwrap(), 4);
+    assert_eq!(
+        loaded.edges().unwrap().len(),
+        template.edges().unwrap().len()
+    );
+    replay(device, &loaded);
+    bound.check(5);
+}
+
+fn several_graphs_of_a_file_share_an_image(device: &Device) {
+    let (module, job) = (kernels(device), Job::new(device, 1));
+    let (x, y) = (memory(device, &random(7)), memory(device, &random(8)));
+    let mut saved = saved_axpy(device, &module, &x, &y);
+    let one = Scratch::new();
+    saved.write(&one.0).unwrap();
+    let template = job.template(device, &module);
+    saved
+        .add("job", &template, &job.names(), None, &[&module])
+        .unwrap();
+    let two = Scratch::new();
+    saved.write(&two.0).unwrap();
+    let [one, two] = [one, two].map(|file| fs::metadata(&file.0).unwrap().len());
+    assert!(two - one < PTX.len() as u64, "{one} and {two} bytes");
+    let again = saved.add("job", &template, &job.names(), None, &[&module]);
+    assert!(error(again).to_string().contains("name of a graph is job"));
+    let names = [("x", &x), ("y", &y)];
+    let error = error(load(&saved, device, "none", &names)).to_string();
+    assert!(error.contains("none, expected one of axpy, job"), "{error}");
+    replay(device, &load(&saved, device, "axpy", &names).unwrap());
+    assert_eq!(words(&y), axpy(3, &random(7), &random(8)));
+}
+
+#[expect(unsafe_code, reason = "the kernel is not run")]
+fn slow(module: &Module, x: &Memory, nanoseconds: u64) -> Work {
+    let args = Args::new().memory(x).u32(5).u32(1).u64(nanoseconds);
+    let function = module.function("slow_fill").unwrap();
+    // SAFETY: these are the arguments that kernels.cu declares.
+    unsafe { Work::kernel(&function, 1, 1, args) }.unwrap()
+}
+
+fn a_number_that_looks_like_an_address_is_none_if_it_does_not_move(device: &Device) {
+    let module = kernels(device);
+    let (x, moved) = (poisoned(device), poisoned(device));
+    let number = x.address().0 + 8;
+    let template = |x: &Memory| {
+        let template = Template::new(device).unwrap();
+        template.add(&slow(&module, x, number), &[]).unwrap();
+        template
+    };
+    let (one, other) = (template(&x), template(&moved));
+    let add = |proof| {
+        let mut saved = Saved::new(device);
+        saved
+            .add("slow", &one, &[("x", &x)], proof, &[&module])
+            .unwrap()
+    };
+    assert_eq!(
+        add(None),
+        Taken {
+            proven: 0,
+            assumed: 2
+        }
+    );
+    let names = [("x", &moved)];
+    assert_eq!(
+        add(Some((&other, &names[..]))),
+        Taken {
+            proven: 1,
+            assumed: 0
+        }
+    );
+}
+
+/// More dynamic shared memory than kernels have by default.
+const SHARED: u32 = 64 << 10;
+
+fn more_shared_memory_than_kernels_have_must_be_allowed_first(device: &Device) {
+    let module = kernels(device);
+    let (x, y) = (memory(device, &random(1)), memory(device, &random(2)));
+    let work = launch_axpy(&module, 3, &x, &y).with_shared_bytes(SHARED);
+    let template = Template::new(device).unwrap();
+    assert_eq!(code(template.add(&work, &[])), Code::INVALID_VALUE);
+    let function = module.function("axpy").unwrap();
+    assert!(function.set_max_shared_bytes(1 << 30).is_err());
+    function.set_max_shared_bytes(SHARED).unwrap();
+    template.add(&work, &[]).unwrap();
+    replay(device, &template);
+    assert_eq!(words(&y), axpy(3, &random(1), &random(2)));
+}
+
+fn what_a_kernel_is_allowed_comes_back_with_the_graph(device: &Device) {
+    let module = kernels(device);
+    let (x, y) = (memory(device, &random(1)), memory(device, &random(2)));
+    module
+        .function("axpy")
+        .unwrap()
+        .set_max_shared_bytes(SHARED)
+        .unwrap();
+    let template = Template::new(device).unwrap();
+    let work = launch_axpy(&module, 3, &x, &y).with_shared_bytes(SHARED);
+    template.add(&work, &[]).unwrap();
+    let mut saved = Saved::new(device);
+    let names = [("x", &x), ("y", &y)];
+    saved
+        .add("axpy", &template, &names, None, &[&module])
+        .unwrap();
+    // The images are loaded anew.
+    replay(
+        device,
+        &load(&through_a_file(&saved), device, "axpy", &names).unwrap(),
+    );
+    assert_eq!(words(&y), axpy(3, &random(1), &random(2)));
+}
+
+fn a_loaded_graph_keeps_its_kernels_and_memory(device: &Device) {
+    let module = kernels(device);
+    let (x, y) = (memory(device, &random(1)), memory(device, &random(2)));
+    let saved = saved_axpy(device, &module, &x, &y);
+    drop((module, y));
+    let z = memory(device, &random(3));
+    let kept = z.clone();
+    let template = load(&saved, device, "axpy", &[("x", &x), ("y", &z)]).unwrap();
+    drop((x, z, saved));
+    let exec = template.instantiate(InstantiateFlags::default()).unwrap();
+    drop(template);
+    let stream = Stream::new(device).unwrap();
+    exec.replay(&stream).unwrap();
+    drop(exec);
+    stream.synchronize().unwrap();
+    assert_eq!(words(&kept), axpy(3, &random(1), &random(3)));
+    assert_ne!(words(&kept)[0], POISON);
+}
