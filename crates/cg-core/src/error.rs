@@ -109,12 +109,12 @@ pub enum Error {
     },
 
     /// A file of saved graphs cannot be used.
-    #[error("saved graphs in {}: {reason}", path.display())]
+    #[error("saved graphs in {}: {fault}", path.display())]
     Saved {
         /// The file.
         path: PathBuf,
         /// Why it cannot be used.
-        reason: String,
+        fault: FileFault,
     },
 
     /// A hook failed; for hooks to return.
@@ -122,6 +122,32 @@ pub enum Error {
     Hook {
         /// The text of the hook.
         reason: String,
+    },
+}
+
+/// Why a file of saved graphs cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum FileFault {
+    /// It cannot be read, or there is none.
+    #[error("it cannot be read: {0}")]
+    Unread(String),
+    /// It cannot be written; the one that was there is as before.
+    #[error("it cannot be written: {0}")]
+    Unwritten(String),
+    /// Somebody else may have put code into it.
+    #[error("{0}: code in it would run")]
+    Untrusted(String),
+    /// It is no such file, or not as it was written.
+    #[error("{0}")]
+    Damaged(String),
+    /// Another version has written it.
+    #[error("its format is version {found}, expected {expected}")]
+    Version {
+        /// The version of the file.
+        found: u32,
+        /// The version that is read.
+        expected: u32,
     },
 }
 

@@ -37,7 +37,7 @@ pub use driver::handle::{Address, GraphHandle, NodeHandle, StreamHandle};
 pub use driver::sim::{HostMemory, KernelCall, Live, Sim, SimBuilder, SimMemory};
 pub use driver::spec::{Condition, Dim3, EdgeKind, NodeDetail, NodeIds};
 pub use driver::{CaptureMode, InstantiateFlags, begin_exit, begin_forked, is_forked};
-pub use error::{Error, Result};
+pub use error::{Error, FileFault, Result};
 pub use exec::{Exec, LastReplay, Transfer};
 pub use free_list::FreeList;
 pub use inputs::{Feed, Inputs};

@@ -409,7 +409,7 @@ impl Template {
         Ok(self.node(handle))
     }
 
-    fn node(&self, handle: NodeHandle) -> Node {
+    pub(crate) fn node(&self, handle: NodeHandle) -> Node {
         Node {
             template: self.id,
             handle,

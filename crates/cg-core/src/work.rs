@@ -103,11 +103,7 @@ impl Function {
         self.module.attributes(self.handle)
     }
 
-    /// Set an attribute, unless it is as it should be.
     pub(crate) fn set_attribute(&self, attribute: FunctionAttribute) -> Result<()> {
-        if self.attributes()?.contains(&attribute) {
-            return Ok(());
-        }
         self.module.set_attribute(self.handle, attribute)
     }
 }

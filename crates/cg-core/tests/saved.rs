@@ -80,15 +80,15 @@ impl Axpy {
         let template = Template::new(device)?;
         template.add(&work?, &[])?;
         let mut saved = Saved::new(device);
-        saved.add("axpy", &template, &self.names(), None, &[&self.module])?;
+        saved.add("axpy", &[&self.module], (&template, &self.names()), None)?;
         Ok(saved)
     }
 
     #[expect(unsafe_code, reason = "the test's own kernel")]
     fn run(&self, device: &Device, saved: &Saved) -> Result<()> {
-        let images = saved.load_images(device)?;
+        let loaded = saved.load(device)?;
         // SAFETY: the kernel touches the memory that it is given, which the template keeps.
-        let template = unsafe { saved.template("axpy", &images, &self.names()) }?;
+        let (template, _) = unsafe { loaded.template("axpy", &self.names()) }?;
         let exec = template.instantiate(InstantiateFlags::default())?;
         let stream = Stream::new(device)?;
         exec.replay(&stream)?;
@@ -105,7 +105,7 @@ fn written(path: &Path) -> Saved {
 
 fn reason(found: Result<Saved>) -> String {
     match error(found) {
-        Error::Saved { reason, .. } => reason,
+        Error::Saved { fault, .. } => fault.to_string(),
         other => panic!("{other}"),
     }
 }
@@ -132,6 +132,16 @@ fn what_is_no_file_of_saved_graphs_is_refused_with_the_reason() {
     let folder = Folder::new();
     assert!(reason(Saved::open(&folder.file())).contains("No such file"));
     assert!(reason(Saved::open(&folder.0)).contains("it is no file"));
+    // Whoever opens a pipe waits for a writer.
+    let pipe = folder.0.join("pipe");
+    assert!(
+        process::Command::new("mkfifo")
+            .arg(&pipe)
+            .status()
+            .unwrap()
+            .success()
+    );
+    assert!(reason(Saved::open(&pipe)).contains("it is no file"));
     for (bytes, text) in [
         (&b""[..], "cut off"),
         (&[b'x'; 100], "no file of saved graphs"),
@@ -168,7 +178,7 @@ fn a_device_of_another_kind_is_refused_by_what_differs() {
     let folder = Folder::new();
     let saved = written(&folder.file());
     let (_, newer) = sim_from(Sim::builder().driver_version(13_020));
-    let text = error(saved.load_images(&newer)).to_string();
+    let text = error(saved.load(&newer)).to_string();
     let expected = "the driver's version is 13020, expected 13000, as it was saved";
     assert_eq!(text, expected);
 }
@@ -179,6 +189,8 @@ fn a_file_that_cannot_be_written_leaves_the_old_one_and_nothing_else() {
     let saved = written(&folder.file());
     let (_, device) = sim();
     let other = Axpy::new(&device).saved(&device, 5).unwrap();
+    // Whatever was left by others stays.
+    fs::write(folder.0.join(".graphs-left"), b"").unwrap();
     // A folder is in its place.
     let taken = folder.0.join("taken");
     fs::create_dir(&taken).unwrap();
@@ -193,7 +205,7 @@ fn a_file_that_cannot_be_written_leaves_the_old_one_and_nothing_else() {
     assert_eq!(Saved::open(&folder.file()).as_ref(), Ok(&saved));
     let mut names = folder.names();
     names.sort_unstable();
-    assert_eq!(names, ["graphs", "taken"]);
+    assert_eq!(names, [".graphs-left", "graphs", "taken"]);
 }
 
 #[test]
@@ -247,4 +259,47 @@ fn whatever_call_fails_while_saving_and_loading_nothing_stays_and_the_next_try_i
     work.y.write(&support::bytes(&random(2))).unwrap();
     attempt().unwrap();
     assert_eq!(words(&work.y), axpy(3, &random(1), &random(2)));
+}
+
+#[test]
+#[expect(unsafe_code, reason = "the kernel's arguments are the test's own")]
+fn an_address_in_a_packed_struct_is_found_and_bytes_between_fields_are_left() {
+    let (sim, device) = sim();
+    sim.kernel("packed", |_| Ok(()));
+    let image = b".visible .entry packed(.param .align 4 .b8 p[12], .param .align 8 .b8 q[24]) {}";
+    let module = Module::load(&device, image).unwrap();
+    let [x, y] = [1, 2].map(|seed| memory(&device, &random(seed)));
+    let template = |memory: &Memory, left: u32| {
+        let address = memory.address().0.to_le_bytes();
+        let packed = [&7_u32.to_le_bytes()[..], &address].concat();
+        // A field of four bytes, four of anything, and an address with a number behind it.
+        let padded = [
+            &9_u32.to_le_bytes()[..],
+            &left.to_le_bytes(),
+            &address,
+            &[1; 8],
+        ]
+        .concat();
+        let args = Args::new().bytes(&packed).bytes(&padded);
+        // SAFETY: these are the sizes that the image declares.
+        let work = unsafe { Work::kernel(&module.function("packed").unwrap(), 1, 1, args) };
+        let template = Template::new(&device).unwrap();
+        template.add(&work.unwrap(), &[]).unwrap();
+        template
+    };
+    let (one, other) = (template(&x, 0x7F), template(&y, 0x5E));
+    let (names, others) = ([("x", &x)], [("x", &y)]);
+    let mut saved = Saved::new(&device);
+    let proof: Option<(&Template, &cg_core::saved::Names<'_>)> = Some((&other, &others));
+    let taken = saved
+        .add("packed", &[&module], (&one, &names), proof)
+        .unwrap();
+    assert_eq!((taken.proven, taken.assumed), (2, 0));
+    assert!(taken.left > 0);
+    // The file has no address.
+    let folder = Folder::new();
+    saved.write(&folder.file()).unwrap();
+    let bytes = fs::read(folder.file()).unwrap();
+    let address = x.address().0.to_le_bytes();
+    assert!(!bytes.windows(8).any(|window| window == address));
 }

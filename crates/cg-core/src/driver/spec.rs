@@ -250,6 +250,15 @@ pub struct LaunchAttribute {
     pub value: [u8; 64],
 }
 
+impl LaunchAttribute {
+    /// The number of a window of addresses that stay in the cache.
+    pub const ACCESS_POLICY: u32 = 1;
+    /// The number of the priority.
+    pub const PRIORITY: u32 = 8;
+    /// The number of whether kernels may change the node.
+    pub const UPDATABLE: u32 = 13;
+}
+
 /// An attribute of a kernel, by CUDA's number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FunctionAttribute {

@@ -1,17 +1,15 @@
 //! The file of saved graphs: a header, a table of sections, and the sections. Every byte that is read is under a
 //! SHA-256; numbers are little-endian.
 
-use std::fs::{self, File, Metadata, OpenOptions};
+use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::ops::Range;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
-use std::process;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 
 use sha2::{Digest, Sha256};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, FileFault, Result};
 
 /// The begin of the file. A transfer as text would change it.
 const MAGIC: [u8; 8] = *b"\x89cgraph\n";
@@ -25,8 +23,6 @@ const DIGEST: Range<usize> = 24..56;
 const ROW: usize = 56;
 /// Sections begin at multiples of it.
 const ALIGNMENT: usize = 64;
-/// Only the owner may read and write the file.
-const MODE: u32 = 0o600;
 /// Others may write it.
 const WRITTEN_BY_OTHERS: u32 = 0o022;
 const ROOT: u32 = 0;
@@ -43,19 +39,20 @@ impl Contents {
     /// # Errors
     /// [`Error::Saved`] for one that is damaged, of another version, or somebody else's.
     pub(super) fn read(path: &Path) -> Result<Self> {
-        let read = || -> io::Result<(Metadata, u32, Vec<u8>)> {
-            let mut file = File::open(path)?;
-            let about = file.metadata()?;
-            let mut bytes = Vec::new();
-            if about.is_file() {
-                file.read_to_end(&mut bytes)?;
-            }
-            Ok((about, own_user()?, bytes))
-        };
-        let (about, user, bytes) = read().map_err(|error| refused(path, &error))?;
-        let is_checked = check_owner(about.is_file(), about.uid(), about.mode(), user);
-        is_checked.map_err(|reason| refused(path, &reason))?;
-        Self::parse(bytes).map_err(|reason| refused(path, &reason))
+        let unread = |error: io::Error| refused(path, FileFault::Unread(error.to_string()));
+        // Whoever opens a pipe waits for a writer.
+        let is_file = fs::metadata(path).map_err(unread)?.is_file();
+        if !is_file {
+            let fault = FileFault::Damaged("it is no file".to_owned());
+            return Err(refused(path, fault));
+        }
+        let mut file = File::open(path).map_err(unread)?;
+        let about = file.metadata().map_err(unread)?;
+        let user = own_user().map_err(unread)?;
+        check_owner(about.uid(), about.mode(), user).map_err(|fault| refused(path, fault))?;
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes).map_err(unread)?;
+        Self::parse(bytes).map_err(|fault| refused(path, fault))
     }
 
     /// The sections of a kind, in the order in which they were written.
@@ -64,17 +61,19 @@ impl Contents {
         sections.map(|(_, range)| &self.bytes[range.clone()])
     }
 
-    fn parse(bytes: Vec<u8>) -> Result<Self, String> {
-        let cut = || format!("it is cut off: it has {} bytes", bytes.len());
+    fn parse(bytes: Vec<u8>) -> Result<Self, FileFault> {
+        let damaged = |reason: &str| FileFault::Damaged(reason.to_owned());
+        let cut = || FileFault::Damaged(format!("it is cut off: it has {} bytes", bytes.len()));
         let header = bytes.get(..HEADER).ok_or_else(cut)?;
         if header[..MAGIC.len()] != MAGIC {
-            return Err("it is no file of saved graphs".to_owned());
+            return Err(damaged("it is no file of saved graphs"));
         }
-        let (version, count) = (u32_at(header, 8), u32_at(header, 12) as usize);
-        if version != VERSION {
-            return Err(format!(
-                "its format is version {version}, expected {VERSION}"
-            ));
+        let (found, count) = (u32_at(header, 8), u32_at(header, 12) as usize);
+        if found != VERSION {
+            return Err(FileFault::Version {
+                found,
+                expected: VERSION,
+            });
         }
         if u64_at(header, 16) != bytes.len() as u64 {
             return Err(cut());
@@ -83,17 +82,16 @@ impl Contents {
         let table = bytes[HEADER..].get(..table_bytes).ok_or_else(cut)?;
         let of_table = digest(&[&header[..DIGESTED], table]);
         if header[DIGEST] != of_table || header[DIGEST.end..].iter().any(|byte| *byte != 0) {
-            return Err("its header is damaged".to_owned());
+            return Err(damaged("its header is damaged"));
         }
         let mut sections = Vec::with_capacity(count);
         for (number, row) in table.chunks_exact(ROW).enumerate() {
-            let damaged = || format!("its section {number} is damaged");
             let [begin, length] = [8, 16].map(|at| usize::try_from(u64_at(row, at)));
             let (begin, length) = (begin.map_err(|_| cut())?, length.map_err(|_| cut())?);
             let end = begin.checked_add(length).ok_or_else(cut)?;
             let section = bytes.get(begin..end).ok_or_else(cut)?;
             if row[24..] != digest(&[section]) {
-                return Err(damaged());
+                return Err(damaged(&format!("its section {number} is damaged")));
             }
             sections.push((u32_at(row, 0), begin..end));
         }
@@ -107,20 +105,21 @@ impl Contents {
 /// # Errors
 /// [`Error::Saved`], for example for a full disk: the old file is there then, and nothing else.
 pub(super) fn write(path: &Path, sections: &[(u32, &[u8])]) -> Result<()> {
-    let beside = beside(path);
-    let written = write_new(&beside, sections).and_then(|()| fs::rename(&beside, path));
-    written.map_err(|error| {
-        // It may not even exist.
-        let _ = fs::remove_file(&beside);
-        refused(path, &format!("it cannot be written: {error}"))
-    })
-}
-
-fn write_new(path: &Path, sections: &[(u32, &[u8])]) -> io::Result<()> {
-    let mut options = OpenOptions::new();
-    let mut file = options.write(true).create_new(true).mode(MODE).open(path)?;
-    write_to(&mut file, sections)?;
-    file.sync_all()
+    let folder = match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    };
+    let write = || -> io::Result<()> {
+        // It has a name that no other file has, is for its owner alone, and goes if anything fails.
+        let mut file = tempfile::Builder::new()
+            .prefix(".graphs-")
+            .tempfile_in(folder)?;
+        write_to(&mut file, sections)?;
+        file.as_file().sync_all()?;
+        file.persist(path)?;
+        File::open(folder)?.sync_all()
+    };
+    write().map_err(|error| refused(path, FileFault::Unwritten(error.to_string())))
 }
 
 fn write_to(out: &mut impl Write, sections: &[(u32, &[u8])]) -> io::Result<()> {
@@ -155,29 +154,16 @@ fn write_to(out: &mut impl Write, sections: &[(u32, &[u8])]) -> io::Result<()> {
     Ok(())
 }
 
-/// Return a name for a new file in the same folder, which no other writer has.
-fn beside(path: &Path) -> PathBuf {
-    static NEXT: AtomicU64 = AtomicU64::new(0);
-    let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    path.with_file_name(format!(".{name}.{}.{number}.new", process::id()))
-}
-
 /// Refuse what somebody else may have written: kernels of a file run with the rights of this process.
-fn check_owner(is_file: bool, owner: u32, mode: u32, user: u32) -> Result<(), String> {
-    if !is_file {
-        return Err("it is no file".to_owned());
-    }
+fn check_owner(owner: u32, mode: u32, user: u32) -> Result<(), FileFault> {
     if owner != user && owner != ROOT {
-        return Err(format!(
-            "it belongs to user {owner}, and this process runs as user {user}: code in it would run"
-        ));
+        let reason = format!("it belongs to user {owner}, and this process runs as user {user}");
+        return Err(FileFault::Untrusted(reason));
     }
     if mode & WRITTEN_BY_OTHERS != 0 {
-        return Err(format!(
-            "others than its owner may write it (mode {:o}): code in it would run; chmod go-w",
-            mode & 0o777
-        ));
+        let mode = mode & 0o777;
+        let reason = format!("others than its owner may write it, chmod go-w (mode {mode:o})");
+        return Err(FileFault::Untrusted(reason));
     }
     Ok(())
 }
@@ -187,10 +173,10 @@ fn own_user() -> io::Result<u32> {
     fs::metadata("/proc/self").map(|about| about.uid())
 }
 
-fn refused(path: &Path, reason: &impl ToString) -> Error {
+fn refused(path: &Path, fault: FileFault) -> Error {
     Error::Saved {
         path: path.to_path_buf(),
-        reason: reason.to_string(),
+        fault,
     }
 }
 
@@ -228,7 +214,7 @@ mod tests {
         bytes
     }
 
-    fn sections(bytes: Vec<u8>) -> Result<Vec<(u32, Vec<u8>)>, String> {
+    fn sections(bytes: Vec<u8>) -> Result<Vec<(u32, Vec<u8>)>, FileFault> {
         let found = Contents::parse(bytes)?;
         let sections = found.sections.iter();
         let sections = sections.map(|(kind, range)| (*kind, found.bytes[range.clone()].to_vec()));
@@ -286,15 +272,14 @@ mod tests {
 
     #[test]
     fn files_of_others_and_files_that_others_may_write_are_refused() {
-        assert_eq!(check_owner(true, 1000, 0o600, 1000), Ok(()));
-        assert_eq!(check_owner(true, ROOT, 0o644, 1000), Ok(()));
-        for (is_file, owner, mode) in [
-            (true, 1001, 0o600),
-            (true, 1000, 0o620),
-            (true, 1000, 0o602),
-            (false, 1000, 0o600),
-        ] {
-            assert!(check_owner(is_file, owner, mode, 1000).is_err());
+        assert_eq!(check_owner(1000, 0o600, 1000), Ok(()));
+        assert_eq!(check_owner(ROOT, 0o644, 1000), Ok(()));
+        for (owner, mode) in [(1001, 0o600), (1000, 0o620), (1000, 0o602)] {
+            let found = check_owner(owner, mode, 1000);
+            assert!(
+                matches!(found, Err(FileFault::Untrusted(_))),
+                "{owner} {mode:o}"
+            );
         }
     }
 

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 pub(super) struct Index {
     /// What must be as it was, by name.
     pub(super) key: Vec<(String, String)>,
+    pub(super) functions: Vec<SavedFunction>,
     pub(super) graphs: Vec<SavedGraph>,
 }
 
@@ -16,7 +17,6 @@ pub(super) struct Index {
 pub(super) struct SavedGraph {
     pub(super) name: String,
     pub(super) memory: Vec<NamedMemory>,
-    pub(super) functions: Vec<SavedFunction>,
     /// The graph itself, then child graphs, each behind the one that it is in: none holds itself.
     pub(super) bodies: Vec<Body>,
 }
@@ -26,6 +26,8 @@ pub(super) struct SavedGraph {
 pub(super) struct NamedMemory {
     pub(super) name: String,
     pub(super) bytes: u64,
+    /// What its address is a multiple of.
+    pub(super) alignment: u64,
 }
 
 /// A kernel of an image.
@@ -68,12 +70,12 @@ pub(super) enum SavedNode {
 /// A launch of a kernel.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct SavedKernel {
-    /// Its number among the functions of the graph.
+    /// Its number among the functions of the file.
     pub(super) function: u32,
     pub(super) grid: [u32; 3],
     pub(super) block: [u32; 3],
     pub(super) shared_bytes: u32,
-    /// The bytes of each argument, addresses as they were.
+    /// The bytes of each argument, with zeros for addresses.
     pub(super) args: Vec<Vec<u8>>,
     pub(super) pointers: Vec<Pointer>,
     /// Launch attributes that were set: CUDA's number and the bytes of the value.
@@ -124,14 +126,10 @@ mod tests {
 
     #[test]
     fn bytes_that_promise_more_than_there_is_are_refused() {
-        // Numbers of seven bits a byte: as many parts as one can say, at each place where a number may stand.
-        let most = [0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0x01];
-        for zeros in 0..12 {
-            let mut bytes = vec![0; zeros];
-            bytes.extend(most);
-            bytes.extend([1; 40]);
-            let found = postcard::from_bytes::<Index>(&bytes);
-            assert!(found.is_err() || zeros >= 2, "{zeros}");
-        }
+        // A number of seven bits a byte: as many parts as one can say, where the number of graphs stands.
+        let mut bytes = vec![0, 0];
+        bytes.extend([0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0x01]);
+        bytes.extend([1; 40]);
+        assert!(postcard::from_bytes::<Index>(&bytes).is_err());
     }
 }

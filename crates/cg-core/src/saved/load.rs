@@ -1,8 +1,7 @@
 //! Data becomes a template again.
 
-use std::collections::HashMap;
-
-use super::graph::{Body, NamedMemory, Place, SavedGraph, SavedKernel, SavedNode};
+use super::Names;
+use super::graph::{Body, Index, NamedMemory, Place, SavedGraph, SavedKernel, SavedNode};
 use crate::device::Device;
 use crate::driver::handle::{Address, NodeHandle};
 use crate::driver::owned::{OwnedGraph, same_driver};
@@ -12,82 +11,112 @@ use crate::driver::spec::{
 use crate::error::{Error, Result};
 use crate::memory::Memory;
 use crate::retain::Retained;
-use crate::template::Template;
+use crate::template::{Node, Template};
 use crate::work::{Function, Module};
 
-/// Build a template of a saved graph, with memory of these names.
+/// Build a template of a saved graph, with memory of these names; return its nodes in the order of the saved ones.
 ///
-/// The data is as [`take`](super::take::take) made it: files are read only if nothing has changed them.
+/// The data is as it was written: files are read only if nothing has changed them.
 pub(super) fn build(
     device: &Device,
     graph: &SavedGraph,
-    images: &[Module],
-    memory: &HashMap<&str, &Memory>,
-) -> Result<Template> {
+    functions: &[Function],
+    memory: &Names<'_>,
+) -> Result<(Template, Vec<Node>)> {
     let bound = bind(device, graph, memory)?;
     let mut retained: Vec<Retained> = bound
         .iter()
         .filter_map(|one| one.owner().cloned())
         .collect();
-    let mut functions = Vec::with_capacity(graph.functions.len());
-    for saved in &graph.functions {
-        let image = images.get(saved.image as usize).ok_or_else(damaged)?;
-        let function = image.function(&saved.name)?;
-        for (id, value) in &saved.attributes {
-            function.set_attribute(FunctionAttribute {
-                id: *id,
-                value: *value,
-            })?;
-        }
-        retained.push(function.retained());
-        functions.push(function);
-    }
+    retained.extend(functions.iter().map(Function::retained));
     let builder = Builder {
         device,
         memory: &bound,
-        functions: &functions,
+        functions,
     };
     // A child graph comes behind the one that it is in, and is built before it: the last one is the first here.
     let mut built: Vec<OwnedGraph> = Vec::with_capacity(graph.bodies.len());
+    let mut nodes = Vec::new();
     for body in graph.bodies.iter().rev() {
         let child = |number: u32| {
             let place = graph.bodies.len().checked_sub(number as usize + 1);
             place.and_then(|place| built.get(place))
         };
-        let one = builder.body(body, &child)?;
+        let (one, its_nodes) = builder.body(body, &child)?;
         built.push(one);
+        nodes = its_nodes;
     }
     let whole = built.pop().ok_or_else(damaged)?;
-    Ok(Template::with_graph(device, whole, retained))
+    let template = Template::with_graph(device, whole, retained);
+    let nodes = nodes.into_iter().map(|node| template.node(node)).collect();
+    Ok((template, nodes))
 }
 
-fn bind<'a>(
-    device: &Device,
-    graph: &SavedGraph,
-    memory: &HashMap<&str, &'a Memory>,
-) -> Result<Vec<&'a Memory>> {
+/// Return the kernels of a file, with the attributes that its graphs need.
+pub(super) fn functions(index: &Index, images: &[Module]) -> Result<Vec<Function>> {
+    let mut functions = Vec::with_capacity(index.functions.len());
+    for (number, saved) in index.functions.iter().enumerate() {
+        let image = images.get(saved.image as usize).ok_or_else(damaged)?;
+        let function = image.function(&saved.name)?;
+        let now = function.attributes()?;
+        for (id, value) in &saved.attributes {
+            let wanted = FunctionAttribute {
+                id: *id,
+                value: *value,
+            };
+            if *id != FunctionAttribute::MAX_SHARED_BYTES && !now.contains(&wanted) {
+                function.set_attribute(wanted)?;
+            }
+        }
+        let needed = most_shared_bytes(index, number);
+        let is_shared = |one: &&FunctionAttribute| one.id == FunctionAttribute::MAX_SHARED_BYTES;
+        let allowed = now.iter().find(is_shared).map_or(0, |one| one.value);
+        // It is raised alone: other graphs may need what is there.
+        if i64::from(needed) > i64::from(allowed) && needed > DEFAULT_SHARED_BYTES {
+            function.set_max_shared_bytes(needed)?;
+        }
+        functions.push(function);
+    }
+    Ok(functions)
+}
+
+/// Dynamic shared memory that every kernel may ask for.
+const DEFAULT_SHARED_BYTES: u32 = 48 << 10;
+
+/// Return the most dynamic shared memory that a launch of a kernel asks for.
+fn most_shared_bytes(index: &Index, function: usize) -> u32 {
+    let bodies = index.graphs.iter().flat_map(|graph| &graph.bodies);
+    let kernels = bodies
+        .flat_map(|body| &body.nodes)
+        .filter_map(|node| match node {
+            SavedNode::Kernel(kernel) if kernel.function as usize == function => Some(kernel),
+            _ => None,
+        });
+    kernels.map(|kernel| kernel.shared_bytes).max().unwrap_or(0)
+}
+
+fn bind<'a>(device: &Device, graph: &SavedGraph, memory: &'a Names<'a>) -> Result<Vec<&'a Memory>> {
     let find = |saved: &NamedMemory| {
-        let Some(found) = memory.get(&*saved.name).copied() else {
-            let mut names: Vec<_> = memory.keys().copied().collect();
-            names.sort_unstable();
-            let expected = format!("memory named {:?}", saved.name);
-            return Err(Error::invalid(
-                "the memory of a saved graph",
-                &names.join(", "),
-                expected,
-            ));
+        let mut found = memory.iter().filter(|(name, _)| *name == saved.name);
+        let argument = || format!("memory {:?}", saved.name);
+        let (Some((_, found)), None) = (found.next(), found.next()) else {
+            let names: Vec<_> = memory.iter().map(|(name, _)| *name).collect();
+            let expected = format!("{:?}, once", saved.name);
+            let argument = "the names of memory";
+            return Err(Error::invalid(argument, &names.join(", "), expected));
         };
-        same_driver(&**device.driver(), &**found.driver(), &saved.name)?;
+        same_driver(&**device.driver(), &**found.driver(), &argument())?;
         if found.bytes() != saved.bytes {
             let given = format!("of {} bytes", found.bytes());
             let expected = format!("of the {} bytes that were saved", saved.bytes);
-            return Err(Error::invalid(
-                format!("memory {:?}", saved.name),
-                &given,
-                expected,
-            ));
+            return Err(Error::invalid(argument(), &given, expected));
         }
-        Ok(found)
+        if !found.address().0.is_multiple_of(saved.alignment.max(1)) {
+            let given = format!("at {:#x}", found.address().0);
+            let expected = format!("at a multiple of {}, as it was saved", saved.alignment);
+            return Err(Error::invalid(argument(), &given, expected));
+        }
+        Ok(*found)
     };
     graph.memory.iter().map(find).collect()
 }
@@ -103,7 +132,7 @@ impl Builder<'_> {
         &self,
         body: &Body,
         child: &impl Fn(u32) -> Option<&'g OwnedGraph>,
-    ) -> Result<OwnedGraph> {
+    ) -> Result<(OwnedGraph, Vec<NodeHandle>)> {
         let graph = OwnedGraph::new(self.device.driver())?;
         let mut handles = Vec::with_capacity(body.nodes.len());
         for node in &body.nodes {
@@ -119,7 +148,7 @@ impl Builder<'_> {
                 kind: EdgeKind::from(edge.kind),
             })?;
         }
-        Ok(graph)
+        Ok((graph, handles))
     }
 
     fn node<'g>(
@@ -137,10 +166,7 @@ impl Builder<'_> {
             }
             SavedNode::Kernel(kernel) => {
                 let node = graph.add_node(&[], &NodeSpec::Work(self.kernel(kernel)?))?;
-                for (id, value) in &kernel.attributes {
-                    let value = <[u8; 64]>::try_from(&**value).map_err(|_| damaged())?;
-                    graph.set_attribute(node, &LaunchAttribute { id: *id, value })?;
-                }
+                set_attributes(graph, node, kernel)?;
                 return Ok(node);
             }
             SavedNode::Memcpy { dst, src, bytes } => WorkSpec::Memcpy {
@@ -192,6 +218,29 @@ impl Builder<'_> {
         let address = memory.address().offset(place.offset);
         is_inside.then_some(address).ok_or_else(damaged)
     }
+}
+
+/// Give a node the launch attributes that its kernel had; a new one may have some already.
+fn set_attributes(graph: &OwnedGraph, node: NodeHandle, kernel: &SavedKernel) -> Result<()> {
+    let now = graph.attributes(node)?;
+    let is_saved = |id: u32| kernel.attributes.iter().any(|(saved, _)| *saved == id);
+    for attribute in &now {
+        if !is_saved(attribute.id) {
+            let zero = LaunchAttribute {
+                id: attribute.id,
+                value: [0; 64],
+            };
+            graph.set_attribute(node, &zero)?;
+        }
+    }
+    for (id, value) in &kernel.attributes {
+        let value = <[u8; 64]>::try_from(&**value).map_err(|_| damaged())?;
+        let wanted = LaunchAttribute { id: *id, value };
+        if !now.contains(&wanted) {
+            graph.set_attribute(node, &wanted)?;
+        }
+    }
+    Ok(())
 }
 
 fn damaged() -> Error {

@@ -18,14 +18,14 @@
 //! let work = unsafe { Work::kernel(&module.function("noop")?, 1, 1, Args::new().memory(&x)) }?;
 //! template.add(&work, &[])?;
 //! let mut saved = Saved::new(&device);
-//! saved.add("step", &template, &[("x", &x)], None, &[&module])?;
+//! saved.add("step", &[&module], (&template, &[("x", &x)]), None)?;
 //! saved.write(&path)?;
 //!
 //! let saved = Saved::open(&path)?;
-//! let images = saved.load_images(&device)?;
+//! let loaded = saved.load(&device)?;
 //! let x = Memory::new(&device, 1024)?;
-//! // SAFETY: the file is this program's own, and `x` lives as long as the work.
-//! let template = unsafe { saved.template("step", &images, &[("x", &x)]) }?;
+//! // SAFETY: the file is this program's own, and the kernel touches `x` alone.
+//! let (template, _) = unsafe { loaded.template("step", &[("x", &x)]) }?;
 //! let exec = template.instantiate(InstantiateFlags::default())?;
 //! exec.replay(&Stream::new(&device)?)?;
 //! # device.synchronize()?;
@@ -36,26 +36,33 @@
 mod file;
 mod graph;
 mod load;
-mod take;
+mod places;
+mod read;
 
-use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use graph::{Index, SavedGraph};
+use graph::{Index, SavedFunction, SavedGraph};
+use places::Places;
+use read::ReadGraphs;
 
 use crate::code::Code;
 use crate::device::Device;
 use crate::driver::handle::FunctionHandle;
 use crate::driver::owned::same_driver;
-use crate::error::{Error, Result};
+use crate::error::{Error, FileFault, Result};
+use crate::gate::Gates;
 use crate::memory::Memory;
-use crate::template::Template;
-use crate::work::Module;
+use crate::retain::Retained;
+use crate::template::{Node, Template};
+use crate::work::{Function, Module};
 
 /// The sections of a file.
 const INDEX: u32 = 1;
 const IMAGE: u32 = 2;
+
+/// Memory with the names by which a file knows it.
+pub type Names<'a> = [(&'a str, &'a Memory)];
 
 /// Graphs as data, with the images of their kernels.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -71,13 +78,17 @@ pub struct Taken {
     pub proven: usize,
     /// Words that lie in memory with a name, and may be numbers.
     pub assumed: usize,
+    /// Words that differ between the two templates and are no addresses, as between the fields of a struct. They stay
+    /// as they are in the first one.
+    pub left: usize,
 }
 
-/// The kernels of a file, loaded.
+/// The graphs of a file, with their kernels loaded.
 #[derive(Debug, Clone)]
-pub struct LoadedImages {
+pub struct Loaded {
+    index: Index,
     device: Device,
-    modules: Vec<Module>,
+    functions: Vec<Function>,
 }
 
 impl Saved {
@@ -87,13 +98,14 @@ impl Saved {
         Self {
             index: Index {
                 key: key_of(device),
+                functions: Vec::new(),
                 graphs: Vec::new(),
             },
             images: Vec::new(),
         }
     }
 
-    /// Add a template by a name.
+    /// Add a graph by a name: a template whose kernels are of these modules, and the memory that its nodes name.
     ///
     /// An address is a word among a kernel's arguments that lies in memory with a name. A number may look like one:
     /// with `moved`, a second template of the same work with other memory of the same names, only words that moved
@@ -101,16 +113,15 @@ impl Saved {
     ///
     /// # Errors
     /// [`Error::Invalid`] for a node that cannot be saved or names other memory, a kernel of no module, a name that is
-    /// there already, and a second template of other work.
+    /// there already, memory that overlaps, and a second template of other work; [`Error::Paused`] where memory is away.
     pub fn add(
         &mut self,
         name: &str,
-        template: &Template,
-        memory: &[(&str, &Memory)],
-        moved: Option<(&Template, &[(&str, &Memory)])>,
         modules: &[&Module],
+        (template, memory): (&Template, &Names<'_>),
+        moved: Option<(&Template, &Names<'_>)>,
     ) -> Result<Taken> {
-        if self.graph(name).is_ok() {
+        if self.graph(name).is_some() {
             let expected = "one that no graph has yet";
             return Err(Error::invalid("the name of a graph", &name, expected));
         }
@@ -130,10 +141,23 @@ impl Saved {
         let mut images = Images {
             modules,
             known: self.images.clone(),
+            functions: self.index.functions.clone(),
         };
-        let (graph, taken) = take::take(name, template, memory, moved, &mut images)?;
+        let places = Places::new(device, memory, moved.map(|(_, memory)| memory))?;
+        // Addresses of memory that is away lead nowhere.
+        let gates = Gates::of(&retained_by(template, moved.map(|(other, _)| other)));
+        let _open = gates.pass()?;
+        // One after the other: two templates that are locked at once might be locked in the other order elsewhere.
+        let first = read(template, &mut images)?;
+        let second = moved.map(|(other, _)| read(other, &mut images));
+        let (bodies, taken) = places.bodies(&first, second.transpose()?.as_ref())?;
         self.images = images.known;
-        self.index.graphs.push(graph);
+        self.index.functions = images.functions;
+        self.index.graphs.push(SavedGraph {
+            name: name.to_owned(),
+            memory: Places::named(memory),
+            bodies,
+        });
         Ok(taken)
     }
 
@@ -143,10 +167,11 @@ impl Saved {
         self.index.graphs.iter().map(|graph| &*graph.name).collect()
     }
 
-    /// Return the names and bytes of the memory that a graph works on.
-    pub fn memory(&self, name: &str) -> Result<Vec<(&str, u64)>> {
+    /// Return the names and bytes of the memory that a graph works on; none for a graph that is not there.
+    #[must_use]
+    pub fn memory(&self, name: &str) -> Option<Vec<(&str, u64)>> {
         let memory = self.graph(name)?.memory.iter();
-        Ok(memory.map(|one| (&*one.name, one.bytes)).collect())
+        Some(memory.map(|one| (&*one.name, one.bytes)).collect())
     }
 
     /// Write a file, which only its owner may read.
@@ -154,7 +179,9 @@ impl Saved {
     /// # Errors
     /// [`Error::Saved`]; a file that was there is as before then.
     pub fn write(&self, path: &Path) -> Result<()> {
-        let index = postcard::to_stdvec(&self.index).map_err(|error| refused(path, &error))?;
+        let index = postcard::to_stdvec(&self.index);
+        let index =
+            index.map_err(|error| refused(path, FileFault::Unwritten(error.to_string())))?;
         let images = self.images.iter().map(|image| (IMAGE, &**image));
         let sections: Vec<(u32, &[u8])> = [(INDEX, &*index)].into_iter().chain(images).collect();
         file::write(path, &sections)
@@ -166,11 +193,12 @@ impl Saved {
     /// [`Error::Saved`] for one that is damaged, that another version has written, or that somebody else may have
     /// changed.
     pub fn open(path: &Path) -> Result<Self> {
+        let damaged = |reason: String| refused(path, FileFault::Damaged(reason));
         let contents = file::Contents::read(path)?;
         let index = contents.of_kind(INDEX).next();
-        let index = index.ok_or_else(|| refused(path, &"it has no index"))?;
+        let index = index.ok_or_else(|| damaged("it has no index".to_owned()))?;
         Ok(Self {
-            index: postcard::from_bytes(index).map_err(|error| refused(path, &error))?,
+            index: postcard::from_bytes(index).map_err(|error| damaged(error.to_string()))?,
             images: contents.of_kind(IMAGE).map(Arc::from).collect(),
         })
     }
@@ -179,53 +207,59 @@ impl Saved {
     ///
     /// # Errors
     /// [`Error::Invalid`] for a device that is not as the one that the graphs were saved on.
-    pub fn load_images(&self, device: &Device) -> Result<LoadedImages> {
+    pub fn load(&self, device: &Device) -> Result<Loaded> {
         self.require_alike(device)?;
         let modules = self.images.iter().map(|image| Module::load(device, image));
-        Ok(LoadedImages {
+        let modules: Vec<Module> = modules.collect::<Result<_>>()?;
+        Ok(Loaded {
+            index: self.index.clone(),
             device: device.clone(),
-            modules: modules.collect::<Result<_>>()?,
+            functions: load::functions(&self.index, &modules)?,
         })
     }
 
-    /// Build a template of a graph, with memory of the names that it was saved with.
+    /// Refuse a device that is not as the one that the file is for.
+    fn require_alike(&self, device: &Device) -> Result<()> {
+        let now = key_of(device);
+        let pairs = self.index.key.iter().zip(&now);
+        for ((name, saved), (_, now)) in pairs {
+            if saved != now {
+                let expected = format!("{saved}, as it was saved");
+                return Err(Error::invalid(name, now, expected));
+            }
+        }
+        if self.index.key.len() != now.len() {
+            let given = format!("of {} parts", self.index.key.len());
+            let expected = format!("{} parts", now.len());
+            return Err(Error::invalid("the key of the file", &given, expected));
+        }
+        Ok(())
+    }
+
+    fn graph(&self, name: &str) -> Option<&SavedGraph> {
+        graph(&self.index, name)
+    }
+}
+
+impl Loaded {
+    /// Build a template of a graph, with memory of the names that it was saved with. Return it with its nodes, in the
+    /// order that [`Template::nodes`] had when it was saved.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for an unknown name, and for memory that is missing or has another size.
+    /// [`Error::Invalid`] for an unknown name, and for memory that is missing or has another size or alignment.
     ///
     /// # Safety
     /// Whoever wrote the file may run code here. The kernels touch no memory but what they were given by name, and
     /// what lives as long as the work.
     #[expect(unsafe_code, reason = "nobody can check what a kernel touches")]
-    pub unsafe fn template(
-        &self,
-        name: &str,
-        images: &LoadedImages,
-        memory: &[(&str, &Memory)],
-    ) -> Result<Template> {
-        let graph = self.graph(name)?;
-        let memory: HashMap<&str, &Memory> = memory.iter().copied().collect();
-        load::build(&images.device, graph, &images.modules, &memory)
-    }
-
-    /// Refuse a device that is not as the one that the file is for.
-    fn require_alike(&self, device: &Device) -> Result<()> {
-        let pairs = self.index.key.iter().zip(key_of(device));
-        for ((name, saved), (_, now)) in pairs {
-            if *saved != now {
-                let expected = format!("{saved}, as it was saved");
-                return Err(Error::invalid(name, &now, expected));
-            }
-        }
-        Ok(())
-    }
-
-    fn graph(&self, name: &str) -> Result<&SavedGraph> {
-        let found = self.index.graphs.iter().find(|graph| graph.name == name);
-        found.ok_or_else(|| {
-            let expected = format!("one of {}", self.names().join(", "));
-            Error::invalid("the name of a graph", &name, expected)
-        })
+    pub unsafe fn template(&self, name: &str, memory: &Names<'_>) -> Result<(Template, Vec<Node>)> {
+        let Some(graph) = graph(&self.index, name) else {
+            let names = self.index.graphs.iter().map(|graph| &*graph.name);
+            let names: Vec<&str> = names.collect();
+            let expected = format!("one of {}", names.join(", "));
+            return Err(Error::invalid("the name of a graph", &name, expected));
+        };
+        load::build(&self.device, graph, &self.functions, memory)
     }
 }
 
@@ -233,11 +267,12 @@ impl Saved {
 struct Images<'a> {
     modules: &'a [&'a Module],
     known: Vec<Arc<[u8]>>,
+    functions: Vec<SavedFunction>,
 }
 
 impl Images<'_> {
-    /// Return the image that a function is of, and its attributes that were set.
-    fn find(&mut self, name: &str, handle: FunctionHandle) -> Result<(u32, Vec<(u32, i32)>)> {
+    /// Return the number of a kernel among those of the file.
+    fn find(&mut self, name: &str, handle: FunctionHandle) -> Result<u32> {
         let mut found = None;
         for module in self.modules {
             match module.function(name) {
@@ -253,15 +288,44 @@ impl Images<'_> {
         };
         let image = module.image();
         let known = self.known.iter().position(|known| known == image);
-        let number = known.unwrap_or_else(|| {
+        let image = small(known.unwrap_or_else(|| {
             self.known.push(Arc::clone(image));
             self.known.len() - 1
-        });
+        }))?;
         let attributes = function.attributes()?.into_iter();
-        let number = u32::try_from(number);
-        let number = number.map_err(|_| Error::invalid("images", &"too many", "fewer"))?;
-        Ok((number, attributes.map(|one| (one.id, one.value)).collect()))
+        let saved = SavedFunction {
+            image,
+            name: name.to_owned(),
+            attributes: attributes.map(|one| (one.id, one.value)).collect(),
+        };
+        let known = self.functions.iter().position(|known| *known == saved);
+        small(known.unwrap_or_else(|| {
+            self.functions.push(saved);
+            self.functions.len() - 1
+        }))
     }
+}
+
+fn retained_by(template: &Template, other: Option<&Template>) -> Vec<Retained> {
+    let templates = [Some(template), other].into_iter().flatten();
+    templates
+        .flat_map(|one| one.with(|_, retained, _| retained))
+        .collect()
+}
+
+fn read(template: &Template, images: &mut Images<'_>) -> Result<ReadGraphs> {
+    template.with(|graph, _, transfers| {
+        if !transfers.is_empty() {
+            let expected = "one without: they are added to the loaded template";
+            let given = "one with inputs or outputs";
+            return Err(Error::invalid("the template", &given, expected));
+        }
+        ReadGraphs::read(graph, images)
+    })
+}
+
+fn graph<'a>(index: &'a Index, name: &str) -> Option<&'a SavedGraph> {
+    index.graphs.iter().find(|graph| graph.name == name)
 }
 
 /// What must be as it was.
@@ -277,9 +341,14 @@ fn key_of(device: &Device) -> Vec<(String, String)> {
     key.map(|(name, value)| (name.to_owned(), value)).into()
 }
 
-fn refused(path: &Path, reason: &impl ToString) -> Error {
+fn small(number: usize) -> Result<u32> {
+    u32::try_from(number)
+        .map_err(|_| Error::invalid("a graph", &"too large", "fewer than 2^32 parts"))
+}
+
+fn refused(path: &Path, fault: FileFault) -> Error {
     Error::Saved {
         path: path.to_path_buf(),
-        reason: reason.to_string(),
+        fault,
     }
 }

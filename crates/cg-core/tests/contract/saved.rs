@@ -2,10 +2,11 @@
 
 use std::fs;
 
-use cg_core::saved::{Saved, Taken};
+use cg_core::driver::spec::LaunchAttribute;
+use cg_core::saved::{Names, Saved, Taken};
 use cg_core::{
-    Args, Capture, CaptureMode, Code, Device, InstantiateFlags, Memory, Module, Stream, Template,
-    Work,
+    Args, Capture, CaptureMode, Code, Device, InstantiateFlags, Memory, Module, Node, Stream,
+    Template, Work,
 };
 
 use crate::support::graphs::{Job, Scratch, kernels, launch_axpy, load, replay, saved_axpy};
@@ -20,6 +21,9 @@ on_every_driver! {
     a_number_that_looks_like_an_address_is_none_if_it_does_not_move,
     more_shared_memory_than_kernels_have_must_be_allowed_first,
     what_a_kernel_is_allowed_comes_back_with_the_graph,
+    what_a_kernel_was_allowed_once_is_enough_for_the_graph,
+    launch_attributes_come_back_with_the_graph,
+    the_end_of_memory_moves_with_it,
     a_loaded_graph_keeps_its_kernels_and_memory,
 }
 /// Return what another process would read.
@@ -39,10 +43,14 @@ fn a_kernel_is_the_same_each_time_that_it_is_asked_for(device: &Device) {
     template.add(&launch_axpy(&module, 3, &x, &y), &[]).unwrap();
     let names = [("x", &x), ("y", &y)];
     let mut saved = Saved::new(device);
-    assert!(saved.add("a", &template, &names, None, &[&other]).is_err());
     assert!(
         saved
-            .add("a", &template, &names, None, &[&other, &module])
+            .add("a", &[&other], (&template, &names), None)
+            .is_err()
+    );
+    assert!(
+        saved
+            .add("a", &[&other, &module], (&template, &names), None)
             .is_ok()
     );
 }
@@ -57,13 +65,14 @@ fn a_loaded_graph_does_the_same_work_on_other_memory(device: &Device) {
     );
     let proof = Some((&other, &moved.names()[..]));
     let taken = saved
-        .add("job", &one, &job.names(), proof, &[&module])
+        .add("job", &[&module], (&one, &job.names()), proof)
         .unwrap();
     assert_eq!(
         taken,
         Taken {
-            proven: 4,
-            assumed: 0
+            proven: 7,
+            assumed: 0,
+            left: 0
         }
     );
     let saved = through_a_file(&saved);
@@ -96,13 +105,14 @@ fn a_captured_graph_is_saved_as_well(device: &Device) {
     let template = capture.finish().unwrap();
     let mut saved = Saved::new(device);
     let taken = saved
-        .add("job", &template, &job.names(), None, &[&module])
+        .add("job", &[&module], (&template, &job.names()), None)
         .unwrap();
     assert_eq!(
         taken,
         Taken {
             proven: 0,
-            assumed: 4
+            assumed: 7,
+            left: 0
         }
     );
     let bound = Job::new(device, 5);
@@ -124,13 +134,13 @@ fn several_graphs_of_a_file_share_an_image(device: &Device) {
     saved.write(&one.0).unwrap();
     let template = job.template(device, &module);
     saved
-        .add("job", &template, &job.names(), None, &[&module])
+        .add("job", &[&module], (&template, &job.names()), None)
         .unwrap();
     let two = Scratch::new();
     saved.write(&two.0).unwrap();
     let [one, two] = [one, two].map(|file| fs::metadata(&file.0).unwrap().len());
     assert!(two - one < PTX.len() as u64, "{one} and {two} bytes");
-    let again = saved.add("job", &template, &job.names(), None, &[&module]);
+    let again = saved.add("job", &[&module], (&template, &job.names()), None);
     assert!(error(again).to_string().contains("name of a graph is job"));
     let names = [("x", &x), ("y", &y)];
     let error = error(load(&saved, device, "none", &names)).to_string();
@@ -160,14 +170,15 @@ fn a_number_that_looks_like_an_address_is_none_if_it_does_not_move(device: &Devi
     let add = |proof| {
         let mut saved = Saved::new(device);
         saved
-            .add("slow", &one, &[("x", &x)], proof, &[&module])
+            .add("slow", &[&module], (&one, &[("x", &x)]), proof)
             .unwrap()
     };
     assert_eq!(
         add(None),
         Taken {
             proven: 0,
-            assumed: 2
+            assumed: 2,
+            left: 0
         }
     );
     let names = [("x", &moved)];
@@ -175,7 +186,8 @@ fn a_number_that_looks_like_an_address_is_none_if_it_does_not_move(device: &Devi
         add(Some((&other, &names[..]))),
         Taken {
             proven: 1,
-            assumed: 0
+            assumed: 0,
+            left: 0
         }
     );
 }
@@ -211,7 +223,7 @@ fn what_a_kernel_is_allowed_comes_back_with_the_graph(device: &Device) {
     let mut saved = Saved::new(device);
     let names = [("x", &x), ("y", &y)];
     saved
-        .add("axpy", &template, &names, None, &[&module])
+        .add("axpy", &[&module], (&template, &names), None)
         .unwrap();
     // The images are loaded anew.
     replay(
@@ -219,6 +231,82 @@ fn what_a_kernel_is_allowed_comes_back_with_the_graph(device: &Device) {
         &load(&through_a_file(&saved), device, "axpy", &names).unwrap(),
     );
     assert_eq!(words(&y), axpy(3, &random(1), &random(2)));
+}
+
+fn what_a_kernel_was_allowed_once_is_enough_for_the_graph(device: &Device) {
+    let module = kernels(device);
+    let (x, y) = (memory(device, &random(1)), memory(device, &random(2)));
+    let function = module.function("axpy").unwrap();
+    function.set_max_shared_bytes(SHARED).unwrap();
+    let template = Template::new(device).unwrap();
+    let work = launch_axpy(&module, 3, &x, &y).with_shared_bytes(SHARED);
+    template.add(&work, &[]).unwrap();
+    function.set_max_shared_bytes(48 << 10).unwrap();
+    let mut saved = Saved::new(device);
+    let names = [("x", &x), ("y", &y)];
+    saved
+        .add("axpy", &[&module], (&template, &names), None)
+        .unwrap();
+    replay(device, &load(&saved, device, "axpy", &names).unwrap());
+    assert_eq!(words(&y), axpy(3, &random(1), &random(2)));
+}
+
+#[expect(unsafe_code, reason = "no other way sets one yet")]
+fn launch_attributes_come_back_with_the_graph(device: &Device) {
+    let module = kernels(device);
+    let (x, y) = (memory(device, &random(1)), memory(device, &random(2)));
+    let template = Template::new(device).unwrap();
+    let work = launch_axpy(&module, 3, &x, &y);
+    let node = template.add(&work, &[]).unwrap();
+    template.add(&work, &[node]).unwrap();
+    let mut value = [0; 64];
+    value[..4].copy_from_slice(&(-1_i32).to_le_bytes());
+    let id = LaunchAttribute::PRIORITY;
+    let priority = LaunchAttribute { id, value };
+    // SAFETY: it is a kernel node of a live graph.
+    unsafe { device.driver().node_set_attribute(node.handle(), &priority) }.unwrap();
+    let mut saved = Saved::new(device);
+    let names = [("x", &x), ("y", &y)];
+    saved
+        .add("axpy", &[&module], (&template, &names), None)
+        .unwrap();
+    let loaded = through_a_file(&saved).load(device).unwrap();
+    // SAFETY: the kernels touch the memory that they are given.
+    let (_template, nodes) = unsafe { loaded.template("axpy", &names) }.unwrap();
+    let attributes_of = |node: &Node| {
+        // SAFETY: it is a node of a live graph.
+        unsafe { device.driver().node_attributes(node.handle()) }.unwrap()
+    };
+    assert!(attributes_of(&nodes[0]).contains(&priority));
+    assert!(!attributes_of(&nodes[1]).contains(&priority));
+}
+
+fn the_end_of_memory_moves_with_it(device: &Device) {
+    let module = kernels(device);
+    // The end of the first half is the begin of the second.
+    let (whole, moved) = (
+        Memory::new(device, 2 * BYTES).unwrap(),
+        Memory::new(device, 2 * BYTES).unwrap(),
+    );
+    let apart = Memory::new(device, BYTES).unwrap();
+    let half = |whole: &Memory| whole.slice(0..BYTES).unwrap();
+    let template = |x: &Memory| {
+        let template = Template::new(device).unwrap();
+        let end = x.address().0 + x.bytes();
+        template.add(&slow(&module, x, end), &[]).unwrap();
+        template
+    };
+    let (one, other) = (template(&half(&whole)), template(&half(&moved)));
+    let second = whole.slice(BYTES..2 * BYTES).unwrap();
+    let (first, its) = (half(&whole), half(&moved));
+    let names = [("first", &first), ("second", &second)];
+    let others = [("first", &its), ("second", &apart)];
+    let mut saved = Saved::new(device);
+    let proof: Option<(&Template, &Names<'_>)> = Some((&other, &others));
+    let taken = saved
+        .add("slow", &[&module], (&one, &names), proof)
+        .unwrap();
+    assert_eq!((taken.proven, taken.assumed, taken.left), (2, 0, 0));
 }
 
 fn a_loaded_graph_keeps_its_kernels_and_memory(device: &Device) {

@@ -104,9 +104,11 @@ pub(crate) fn load(
     name: &str,
     memory: &[(&str, &Memory)],
 ) -> Result<Template> {
-    let images = saved.load_images(device)?;
+    let loaded = saved.load(device)?;
     // SAFETY: the kernels touch the memory that they are given, which the template keeps.
-    unsafe { saved.template(name, &images, memory) }
+    let (template, nodes) = unsafe { loaded.template(name, memory) }?;
+    assert_eq!(nodes.len(), template.node_count()?);
+    Ok(template)
 }
 
 pub(crate) fn replay(device: &Device, template: &Template) {
@@ -123,7 +125,7 @@ pub(crate) fn saved_axpy(device: &Device, module: &Module, x: &Memory, y: &Memor
     let mut saved = Saved::new(device);
     let names = [("x", x), ("y", y)];
     saved
-        .add("axpy", &template, &names, None, &[module])
+        .add("axpy", &[module], (&template, &names), None)
         .unwrap();
     saved
 }

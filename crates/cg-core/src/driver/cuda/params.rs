@@ -10,7 +10,7 @@ use std::slice;
 use cudarc::driver::sys;
 
 use super::{call, check, out};
-use crate::code::Call;
+use crate::code::{Call, Code};
 use crate::driver::handle::NodeHandle;
 use crate::error::Result;
 
@@ -69,29 +69,40 @@ pub(super) unsafe fn of_kernel(node: sys::CUgraphNode) -> Result<sys::CUDA_KERNE
 ///
 /// # Safety
 /// `params` are those of a live node.
-pub(super) unsafe fn arguments(params: &sys::CUDA_KERNEL_NODE_PARAMS) -> Option<Vec<Box<[u8]>>> {
+pub(super) unsafe fn arguments(
+    params: &sys::CUDA_KERNEL_NODE_PARAMS,
+) -> Result<Option<Vec<Box<[u8]>>>> {
+    if params.func.is_null() && params.kern.is_null() {
+        return Ok(None);
+    }
     // SAFETY: `extra` is that of a live node.
     let whole = (!params.extra.is_null()).then(|| unsafe { buffer(params.extra) });
     let mut arguments = Vec::new();
     for index in 0.. {
         // SAFETY: the function or kernel of a live node is live.
-        let Some((offset, size)) = (unsafe { extent(params, index) }) else {
+        let Some((offset, size)) = unsafe { extent(params, index) }? else {
             break;
         };
         let bytes = if params.kernelParams.is_null() {
-            whole.flatten()?.get(offset..offset + size)?
+            let inside = whole
+                .flatten()
+                .and_then(|whole| whole.get(offset..offset + size));
+            let Some(bytes) = inside else {
+                return Ok(None);
+            };
+            bytes
         } else {
             // SAFETY: the node has a pointer for each parameter that its kernel takes.
             let parameter = unsafe { *params.kernelParams.wrapping_add(index) };
             if parameter.is_null() {
-                return None;
+                return Ok(None);
             }
             // SAFETY: it points to as many bytes as the parameter has, which live as long as the node.
             unsafe { slice::from_raw_parts(parameter.cast::<u8>(), size) }
         };
         arguments.push(bytes.into());
     }
-    Some(arguments)
+    Ok(Some(arguments))
 }
 
 /// Return the words where there is a pointer to each parameter.
@@ -102,7 +113,7 @@ unsafe fn separate(params: &sys::CUDA_KERNEL_NODE_PARAMS) -> Vec<u64> {
     let mut words = Vec::new();
     for index in 0.. {
         // SAFETY: the function or kernel of a live node is live.
-        let Some((offset, size)) = (unsafe { extent(params, index) }) else {
+        let Ok(Some((offset, size))) = (unsafe { extent(params, index) }) else {
             break;
         };
         // SAFETY: the node has a pointer for each parameter that its kernel takes.
@@ -123,7 +134,10 @@ unsafe fn separate(params: &sys::CUDA_KERNEL_NODE_PARAMS) -> Vec<u64> {
 ///
 /// # Safety
 /// The function or kernel of `params` is live.
-unsafe fn extent(params: &sys::CUDA_KERNEL_NODE_PARAMS, index: usize) -> Option<(usize, usize)> {
+unsafe fn extent(
+    params: &sys::CUDA_KERNEL_NODE_PARAMS,
+    index: usize,
+) -> Result<Option<(usize, usize)>> {
     let (mut offset, mut size) = (0, 0);
     let result = if !params.func.is_null() {
         // SAFETY: the function is live by the contract; the call writes two sizes, to `offset` and
@@ -148,10 +162,14 @@ unsafe fn extent(params: &sys::CUDA_KERNEL_NODE_PARAMS, index: usize) -> Option<
             ))
         }
     } else {
-        return None;
+        return Ok(None);
     };
-    check(Call::GraphNodeGetParams, result).ok()?;
-    Some((offset, size))
+    match check(Call::GraphNodeGetParams, result) {
+        Ok(()) => Ok(Some((offset, size))),
+        // There is none of this number.
+        Err(error) if error.code() == Some(Code::INVALID_VALUE) => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 /// Return where all parameters lie in one buffer, as cuBLAS launches kernels; none for other keys.

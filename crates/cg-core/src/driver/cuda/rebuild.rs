@@ -19,12 +19,14 @@ use crate::driver::spec::{Dim3, FunctionAttribute, LaunchAttribute, WorkSpec};
 use crate::error::{Error, Result};
 
 /// The launch attributes that a kernel keeps in a graph: access policy, cooperative, cluster dimension and its
-/// scheduling, priority, memory synchronisation domains, preferred cluster dimension, carveout, scheduling by `NVLink`.
-/// Programmatic launches are edges.
-const OF_LAUNCHES: [u32; 10] = [1, 2, 4, 5, 8, 9, 10, 11, 14, 16];
+/// scheduling, priority, memory synchronisation domains, preferred cluster dimension, updates by the device,
+/// carveout, programmatic launches by `NVLink`, portable clusters, shared memory. Programmatic launches otherwise
+/// are edges.
+const OF_LAUNCHES: [u32; 13] = [1, 2, 4, 5, 8, 9, 10, 11, 13, 14, 16, 17, 18];
 
-/// The attributes of a kernel that may be set: dynamic shared memory, carveout, clusters that are not portable.
-const OF_FUNCTIONS: [u32; 3] = [FunctionAttribute::MAX_SHARED_BYTES, 9, 14];
+/// The attributes of a kernel that may be set: dynamic shared memory, carveout, required clusters, clusters that
+/// are not portable and their scheduling.
+const OF_FUNCTIONS: [u32; 7] = [FunctionAttribute::MAX_SHARED_BYTES, 9, 11, 12, 13, 14, 15];
 
 const KERNEL: u32 = 0;
 const MEMCPY: u32 = 1;
@@ -53,15 +55,15 @@ impl RebuildCalls for Cuda {
         if unsafe { kind_of(node) }? != KERNEL {
             return Ok(Vec::new());
         }
-        let get = calls()
-            .get_of_node
-            .ok_or_else(|| missing(Call::GraphKernelNodeGetAttribute))?;
+        let call = Call::GraphKernelNodeGetAttribute;
+        let get = calls().get_of_node.ok_or_else(|| missing(call))?;
         let mut found = Vec::new();
         for id in OF_LAUNCHES {
             let mut value = Value([0; 64]);
-            // SAFETY: `node` is a live kernel node; the call writes at most the 64 bytes of a value. A driver that
-            // does not know the number says so.
-            if unsafe { get(node, id, &raw mut value) } == 0 && value.0 != [0; 64] {
+            // SAFETY: `node` is a live kernel node; the call writes at most the 64 bytes of a value.
+            let result = unsafe { get(node, id, &raw mut value) };
+            // A driver that does not know the number has no such attribute.
+            if is_known(call, result)? && value.0 != [0; 64] {
                 found.push(LaunchAttribute { id, value: value.0 });
             }
         }
@@ -94,8 +96,9 @@ impl RebuildCalls for Cuda {
             let mut value = 0;
             // SAFETY: the function is loaded by the contract; the call writes one int.
             let result = unsafe { get(&raw mut value, id, function.0 as sys::CUfunction) };
-            check(call, result)?;
-            found.push(FunctionAttribute { id, value });
+            if is_known(call, result)? {
+                found.push(FunctionAttribute { id, value });
+            }
         }
         Ok(found)
     }
@@ -139,7 +142,7 @@ unsafe fn kernel(node: sys::CUgraphNode) -> Result<Option<WorkSpec>> {
         params.func
     };
     // SAFETY: the driver has just described a live node.
-    let Some(args) = (unsafe { params::arguments(&params) }) else {
+    let Some(args) = unsafe { params::arguments(&params) }? else {
         return Ok(None);
     };
     Ok(Some(WorkSpec::Kernel {
@@ -217,6 +220,17 @@ fn calls() -> &'static Calls {
         // SAFETY: as above.
         set_of_function: unsafe { probe::symbol("cuFuncSetAttribute") },
     })
+}
+
+/// Return whether a call has told an attribute; a driver may not know it.
+fn is_known(call: Call, result: u32) -> Result<bool> {
+    match check(call, result) {
+        Ok(()) => Ok(true),
+        Err(error) => match error.code() {
+            Some(Code::INVALID_VALUE | Code::NOT_SUPPORTED) => Ok(false),
+            _ => Err(error),
+        },
+    }
 }
 
 fn missing(call: Call) -> Error {

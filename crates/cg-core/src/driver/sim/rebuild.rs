@@ -4,7 +4,7 @@
     reason = "implements a trait whose methods are unsafe for other drivers"
 )]
 
-use super::template::{NodeWork, owner_of};
+use super::template::{NodeWork, get, owner_of};
 use super::{Sim, refuse};
 use crate::code::{Call, Code};
 use crate::driver::RebuildCalls;
@@ -24,16 +24,33 @@ impl RebuildCalls for Sim {
 
     unsafe fn node_attributes(&self, node: NodeHandle) -> Result<Vec<LaunchAttribute>> {
         let state = self.enter(Call::GraphKernelNodeGetAttribute)?;
-        owner_of(&state, node);
-        // There is none that a launch could set here.
-        Ok(Vec::new())
+        let owner = owner_of(&state, node);
+        let attributes = state.graphs[&owner.0].nodes[&node].attributes.iter();
+        let attributes = attributes.map(|(id, value)| LaunchAttribute {
+            id: *id,
+            value: *value,
+        });
+        Ok(attributes.collect())
     }
 
-    unsafe fn node_set_attribute(&self, node: NodeHandle, _: &LaunchAttribute) -> Result<()> {
+    unsafe fn node_set_attribute(
+        &self,
+        node: NodeHandle,
+        attribute: &LaunchAttribute,
+    ) -> Result<()> {
         let call = Call::GraphKernelNodeSetAttribute;
-        let state = self.enter(call)?;
-        owner_of(&state, node);
-        Err(refuse(call, Code::NOT_SUPPORTED))
+        let mut state = self.enter(call)?;
+        let owner = owner_of(&state, node);
+        let found = get(&mut state, owner).nodes.get_mut(&node);
+        match found {
+            Some(found) if attribute.id == LaunchAttribute::PRIORITY => {
+                found.attributes.insert(attribute.id, attribute.value);
+                // An attribute of zero is as if it was never set.
+                found.attributes.retain(|_, value| *value != [0; 64]);
+                Ok(())
+            }
+            _ => Err(refuse(call, Code::NOT_SUPPORTED)),
+        }
     }
 
     unsafe fn function_attributes(

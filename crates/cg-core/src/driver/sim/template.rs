@@ -37,9 +37,12 @@ impl From<Work> for NodeWork {
     }
 }
 
+#[derive(Clone)]
 pub(super) struct Node {
     pub(super) work: NodeWork,
     pub(super) before: Vec<NodeHandle>,
+    /// The launch attributes that were set; they change nothing here.
+    pub(super) attributes: BTreeMap<u32, [u8; 64]>,
 }
 
 #[derive(Default)]
@@ -59,8 +62,12 @@ impl Graph {
 }
 
 pub(super) fn insert(graph: &mut Graph, node: NodeHandle, work: NodeWork, after: &[NodeHandle]) {
-    let before = after.to_vec();
-    graph.nodes.insert(node, Node { work, before });
+    let new = Node {
+        work,
+        before: after.to_vec(),
+        attributes: BTreeMap::new(),
+    };
+    graph.nodes.insert(node, new);
 }
 
 /// Return a new empty graph.
@@ -145,21 +152,21 @@ pub(super) fn copy(
     parent: Option<GraphHandle>,
 ) -> GraphHandle {
     let handle = GraphHandle(state.fresh());
-    let nodes: Vec<(NodeHandle, NodeWork, Vec<NodeHandle>)> = get(state, original)
+    let nodes: Vec<(NodeHandle, Node)> = get(state, original)
         .nodes
         .iter()
-        .map(|(node, found)| (*node, found.work.clone(), found.before.clone()))
+        .map(|(node, found)| (*node, found.clone()))
         .collect();
     let renamed: HashMap<NodeHandle, NodeHandle> = nodes
         .iter()
-        .map(|(node, ..)| (*node, NodeHandle(state.fresh())))
+        .map(|(node, _)| (*node, NodeHandle(state.fresh())))
         .collect();
     let mut copied = Graph {
         parent,
         ..Graph::default()
     };
-    for (node, work, before) in nodes {
-        let work = match work {
+    for (node, found) in nodes {
+        let work = match found.work {
             NodeWork::Child(child) => NodeWork::Child(copy(state, child, Some(handle))),
             NodeWork::Conditional(condition, bodies) => {
                 let bodies = bodies
@@ -169,8 +176,12 @@ pub(super) fn copy(
             }
             other => other,
         };
-        let before: Vec<NodeHandle> = before.iter().map(|b| renamed[b]).collect();
-        insert(&mut copied, renamed[&node], work, &before);
+        let copy = Node {
+            work,
+            before: found.before.iter().map(|one| renamed[one]).collect(),
+            attributes: found.attributes,
+        };
+        copied.nodes.insert(renamed[&node], copy);
     }
     copied.copies = renamed;
     state.graphs.insert(handle.0, copied);
