@@ -55,6 +55,8 @@ calls! {
     ModuleLoadData => "cuModuleLoadData",
     ModuleGetFunction => "cuModuleGetFunction",
     ModuleUnload => "cuModuleUnload",
+    FuncGetModule => "cuFuncGetModule",
+    KernelGetLibrary => "cuKernelGetLibrary",
     FuncGetAttribute => "cuFuncGetAttribute",
     FuncSetAttribute => "cuFuncSetAttribute",
     StreamCreate => "cuStreamCreate",

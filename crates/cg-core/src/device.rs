@@ -3,6 +3,7 @@
 use std::any::Any;
 use std::collections::HashMap;
 use std::fmt;
+use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -103,6 +104,16 @@ impl Device {
     #[doc(alias = "cuMemGetAddressRange")]
     pub fn memory_range(&self, address: Address) -> Result<Option<(Address, u64)>> {
         self.inner.driver.memory_range(address)
+    }
+
+    /// From now on, keep what kernels are loaded from, whoever loads them, in the whole process, so that graphs can
+    /// be [saved](crate::saved::Saved). `cupti` is the file of CUPTI, a library of CUDA; a simulator needs none.
+    ///
+    /// # Errors
+    /// [`Error::Images`] where CUPTI is not there, or serves a profiler already.
+    #[doc(alias = "cuptiSubscribe")]
+    pub fn record_images(&self, cupti: &Path) -> Result<()> {
+        self.driver().record_images(cupti)
     }
 
     /// Wait until all work on the device has finished, whosever it is.

@@ -117,6 +117,13 @@ pub enum Error {
         fault: FileFault,
     },
 
+    /// What kernels are loaded from cannot be kept.
+    #[error("the images of kernels cannot be recorded: {reason}")]
+    Images {
+        /// Why.
+        reason: String,
+    },
+
     /// A hook failed; for hooks to return.
     #[error("hook failed: {reason}")]
     Hook {

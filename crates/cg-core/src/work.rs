@@ -5,6 +5,7 @@ use std::sync::Arc;
 use crate::device::Device;
 use crate::driver::Driver;
 use crate::driver::handle::FunctionHandle;
+use crate::driver::image::is_whole_binary;
 use crate::driver::owned::{OwnedModule, same_driver};
 use crate::driver::spec::{Dim3, FunctionAttribute, HostFunction, WorkSpec};
 use crate::error::{Error, Result};
@@ -31,6 +32,18 @@ impl Module {
             let given = format!("{} bytes that are no text", image.len());
             return Err(Error::invalid("module image", &given, "PTX text"));
         }
+        Self::of_image(device, image)
+    }
+
+    /// Load an image that was saved: a text, or a whole binary.
+    pub(crate) fn of_saved(device: &Device, image: &[u8]) -> Result<Self> {
+        if is_whole_binary(image) {
+            return Self::of_image(device, image);
+        }
+        Self::load(device, image)
+    }
+
+    fn of_image(device: &Device, image: &[u8]) -> Result<Self> {
         let owned = OwnedModule::new(Arc::clone(device.driver()), image)?;
         Ok(Self {
             owned: Arc::new(owned),

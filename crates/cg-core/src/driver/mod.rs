@@ -10,6 +10,7 @@
 #[cfg(feature = "cuda")]
 pub mod cuda;
 pub mod handle;
+pub(crate) mod image;
 pub(crate) mod owned;
 mod pages;
 mod process;

@@ -1,5 +1,8 @@
 //! [`RebuildCalls`]: what it takes to add a node again, in another graph or process.
 
+use std::path::Path;
+use std::sync::Arc;
+
 use super::handle::{FunctionHandle, NodeHandle};
 use super::spec::{FunctionAttribute, LaunchAttribute, WorkSpec};
 use crate::error::Result;
@@ -10,6 +13,16 @@ use crate::error::Result;
     reason = "a trait over raw handles: the caller vouches for them"
 )]
 pub trait RebuildCalls {
+    /// From now on, keep what kernels are loaded from, in the whole process. `cupti` is the file of CUDA's library
+    /// that tells.
+    fn record_images(&self, cupti: &Path) -> Result<()>;
+
+    /// Return the image that the kernel of a node comes from, if it was loaded since [`Self::record_images`].
+    ///
+    /// # Safety
+    /// `node` is a kernel node of a live graph.
+    unsafe fn node_image(&self, node: NodeHandle) -> Result<Option<Arc<[u8]>>>;
+
     /// Return the work of a node, as far as it is all that the node does, but for attributes: a kernel, a memset of
     /// one row, a copy in one row. None for other nodes, and where the driver does not tell all.
     ///

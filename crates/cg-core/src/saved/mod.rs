@@ -48,8 +48,8 @@ use read::ReadGraphs;
 
 use crate::code::Code;
 use crate::device::Device;
-use crate::driver::handle::FunctionHandle;
-use crate::driver::owned::same_driver;
+use crate::driver::handle::{FunctionHandle, NodeHandle};
+use crate::driver::owned::{OwnedGraph, same_driver};
 use crate::error::{Error, FileFault, Result};
 use crate::gate::Gates;
 use crate::memory::Memory;
@@ -105,7 +105,10 @@ impl Saved {
         }
     }
 
-    /// Add a graph by a name: a template whose kernels are of these modules, and the memory that its nodes name.
+    /// Add a graph by a name: a template whose kernels are of these modules, or of others that were loaded since
+    /// [`Device::record_images`], and the memory that its nodes name.
+    ///
+    /// The nodes of [`crate::Inputs`] and [`crate::Outputs`] are left out: they are added to the loaded template anew.
     ///
     /// An address is a word among a kernel's arguments that lies in memory with a name. A number may look like one:
     /// with `moved`, a second template of the same work with other memory of the same names, only words that moved
@@ -209,7 +212,10 @@ impl Saved {
     /// [`Error::Invalid`] for a device that is not as the one that the graphs were saved on.
     pub fn load(&self, device: &Device) -> Result<Loaded> {
         self.require_alike(device)?;
-        let modules = self.images.iter().map(|image| Module::load(device, image));
+        let modules = self
+            .images
+            .iter()
+            .map(|image| Module::of_saved(device, image));
         let modules: Vec<Module> = modules.collect::<Result<_>>()?;
         Ok(Loaded {
             index: self.index.clone(),
@@ -271,28 +277,29 @@ struct Images<'a> {
 }
 
 impl Images<'_> {
-    /// Return the number of a kernel among those of the file.
-    fn find(&mut self, name: &str, handle: FunctionHandle) -> Result<u32> {
-        let mut found = None;
-        for module in self.modules {
-            match module.function(name) {
-                Ok(function) if function.handle() == handle => found = Some((module, function)),
-                Err(error) if error.code() != Some(Code::NOT_FOUND) => return Err(error),
-                _ => {}
-            }
-        }
-        let Some((module, function)) = found else {
-            let given = format!("kernel {name}, which is of none of the modules");
-            let expected = "a kernel of a module that was given";
+    /// Return the number of the kernel of a node among those of the file.
+    fn find(
+        &mut self,
+        (graph, node): (&OwnedGraph, NodeHandle),
+        name: &str,
+        handle: FunctionHandle,
+    ) -> Result<u32> {
+        let given = self.module_of(name, handle)?;
+        let recorded = || graph.image(node).transpose();
+        let image = given.map(|module| Ok(Arc::clone(module.image())));
+        let Some(image) = image.or_else(recorded).transpose()? else {
+            let given = format!("kernel {name}, which is of no module that is known");
+            let expected =
+                "a kernel of a module that was given, or that was loaded since images are recorded";
             return Err(Error::invalid("a node", &given, expected));
         };
-        let image = module.image();
-        let known = self.known.iter().position(|known| known == image);
+        let is_same = |known: &Arc<[u8]>| Arc::ptr_eq(known, &image) || *known == image;
+        let known = self.known.iter().position(is_same);
         let image = small(known.unwrap_or_else(|| {
-            self.known.push(Arc::clone(image));
+            self.known.push(image);
             self.known.len() - 1
         }))?;
-        let attributes = function.attributes()?.into_iter();
+        let attributes = graph.function_attributes(handle)?.into_iter();
         let saved = SavedFunction {
             image,
             name: name.to_owned(),
@@ -303,6 +310,18 @@ impl Images<'_> {
             self.functions.push(saved);
             self.functions.len() - 1
         }))
+    }
+
+    /// Return the module that was given and has a kernel.
+    fn module_of(&self, name: &str, handle: FunctionHandle) -> Result<Option<&Module>> {
+        for module in self.modules {
+            match module.function(name) {
+                Ok(function) if function.handle() == handle => return Ok(Some(module)),
+                Err(error) if error.code() != Some(Code::NOT_FOUND) => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(None)
     }
 }
 
@@ -315,12 +334,8 @@ fn retained_by(template: &Template, other: Option<&Template>) -> Vec<Retained> {
 
 fn read(template: &Template, images: &mut Images<'_>) -> Result<ReadGraphs> {
     template.with(|graph, _, transfers| {
-        if !transfers.is_empty() {
-            let expected = "one without: they are added to the loaded template";
-            let given = "one with inputs or outputs";
-            return Err(Error::invalid("the template", &given, expected));
-        }
-        ReadGraphs::read(graph, images)
+        let is_transfer = |node| transfers.iter().any(|one| one.has(node));
+        ReadGraphs::read(graph, &is_transfer, images)
     })
 }
 

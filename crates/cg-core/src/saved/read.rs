@@ -54,14 +54,19 @@ pub(super) struct ReadKernel {
 }
 
 impl ReadGraphs {
-    /// Read a graph and its child graphs.
+    /// Read a graph and its child graphs, but for nodes that are to be left out.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a node that no file can have, by its number.
-    pub(super) fn read(graph: &OwnedGraph, images: &mut Images<'_>) -> Result<Self> {
+    pub(super) fn read(
+        graph: &OwnedGraph,
+        is_left_out: &dyn Fn(NodeHandle) -> bool,
+        images: &mut Images<'_>,
+    ) -> Result<Self> {
         let mut reader = Reader {
             read: Self::default(),
             numbers: HashMap::new(),
+            is_left_out,
             images,
         };
         reader.graph(graph)?;
@@ -73,6 +78,7 @@ struct Reader<'a, 'i> {
     read: ReadGraphs,
     /// The number of each kernel that was found.
     numbers: HashMap<FunctionHandle, u32>,
+    is_left_out: &'a dyn Fn(NodeHandle) -> bool,
     images: &'a mut Images<'i>,
 }
 
@@ -81,13 +87,14 @@ impl Reader<'_, '_> {
     fn graph(&mut self, graph: &OwnedGraph) -> Result<u32> {
         let place = self.read.graphs.len();
         self.read.graphs.push(ReadGraph::default());
-        let handles = graph.nodes()?;
+        let mut handles = graph.nodes()?;
+        handles.retain(|node| !(self.is_left_out)(*node));
         let mut nodes = Vec::with_capacity(handles.len());
         for (number, handle) in handles.iter().enumerate() {
             let node = self.node(graph, *handle);
             nodes.push(node.map_err(|error| at_node(number, error))?);
         }
-        let edges = edges_of(graph, &handles)?;
+        let edges = edges_of(graph, &handles, self.is_left_out)?;
         self.read.graphs[place] = ReadGraph { nodes, edges };
         small(place)
     }
@@ -109,7 +116,7 @@ impl Reader<'_, '_> {
                 shared_bytes,
                 args,
             }) => Ok(ReadNode::Kernel(ReadKernel {
-                function: self.function(&detail, function)?,
+                function: self.function((graph, node), &detail, function)?,
                 grid: [grid.x, grid.y, grid.z],
                 block: [block.x, block.y, block.z],
                 shared_bytes,
@@ -140,7 +147,12 @@ impl Reader<'_, '_> {
         }
     }
 
-    fn function(&mut self, detail: &NodeDetail, handle: FunctionHandle) -> Result<u32> {
+    fn function(
+        &mut self,
+        node: (&OwnedGraph, NodeHandle),
+        detail: &NodeDetail,
+        handle: FunctionHandle,
+    ) -> Result<u32> {
         if let Some(number) = self.numbers.get(&handle) {
             return Ok(*number);
         }
@@ -148,7 +160,7 @@ impl Reader<'_, '_> {
             NodeDetail::Kernel { name, .. } => name.as_deref().unwrap_or_default(),
             _ => "",
         };
-        let number = self.images.find(name, handle)?;
+        let number = self.images.find(node, name, handle)?;
         self.numbers.insert(handle, number);
         Ok(number)
     }
@@ -173,9 +185,26 @@ fn attributes_of(graph: &OwnedGraph, node: NodeHandle) -> Result<Vec<(u32, Vec<u
     Ok(attributes.map(|one| (one.id, one.value.to_vec())).collect())
 }
 
-fn edges_of(graph: &OwnedGraph, nodes: &[NodeHandle]) -> Result<Vec<SavedEdge>> {
+fn edges_of(
+    graph: &OwnedGraph,
+    nodes: &[NodeHandle],
+    is_left_out: &dyn Fn(NodeHandle) -> bool,
+) -> Result<Vec<SavedEdge>> {
     let numbers: HashMap<NodeHandle, usize> = nodes.iter().copied().zip(0..).collect();
-    let edges = graph.edges()?.into_iter().map(|edge| {
+    let (left, edges): (Vec<_>, Vec<_>) = graph
+        .edges()?
+        .into_iter()
+        .partition(|edge| is_left_out(edge.from) || is_left_out(edge.to));
+    let is_between = |node| left.iter().any(|edge| edge.to == node);
+    if left
+        .iter()
+        .any(|edge| is_left_out(edge.from) && is_between(edge.from))
+    {
+        let given = "inputs or outputs between other nodes";
+        let expected = "one with inputs before and outputs behind all nodes";
+        return Err(Error::invalid("the template", &given, expected));
+    }
+    let edges = edges.into_iter().map(|edge| {
         Ok(SavedEdge {
             from: small(numbers[&edge.from])?,
             to: small(numbers[&edge.to])?,

@@ -1,12 +1,14 @@
 //! Saved graphs: that they do the same work when they come back.
 
-use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+use std::{env, fs, slice};
 
 use cg_core::driver::spec::LaunchAttribute;
 use cg_core::saved::{Names, Saved, Taken};
 use cg_core::{
-    Args, Capture, CaptureMode, Code, Device, InstantiateFlags, Memory, Module, Node, Stream,
-    Template, Work,
+    Args, Capture, CaptureMode, Code, Device, Inputs, InstantiateFlags, Memory, Module, Node,
+    Outputs, Stream, Template, Work,
 };
 
 use crate::support::graphs::{Job, Scratch, kernels, launch_axpy, load, replay, saved_axpy};
@@ -25,7 +27,10 @@ on_every_driver! {
     launch_attributes_come_back_with_the_graph,
     the_end_of_memory_moves_with_it,
     a_loaded_graph_keeps_its_kernels_and_memory,
+    inputs_and_outputs_are_left_out,
+    a_kernel_of_a_module_that_was_loaded_since_images_are_recorded_is_saved,
 }
+
 /// Return what another process would read.
 fn through_a_file(saved: &Saved) -> Saved {
     let file = Scratch::new();
@@ -38,16 +43,10 @@ fn through_a_file(saved: &Saved) -> Saved {
 fn a_kernel_is_the_same_each_time_that_it_is_asked_for(device: &Device) {
     let (module, other) = (kernels(device), kernels(device));
     let (x, y) = (memory(device, &random(1)), memory(device, &random(2)));
-    // Only a kernel of the module that is given is found.
     let template = Template::new(device).unwrap();
     template.add(&launch_axpy(&module, 3, &x, &y), &[]).unwrap();
     let names = [("x", &x), ("y", &y)];
     let mut saved = Saved::new(device);
-    assert!(
-        saved
-            .add("a", &[&other], (&template, &names), None)
-            .is_err()
-    );
     assert!(
         saved
             .add("a", &[&other, &module], (&template, &names), None)
@@ -326,4 +325,48 @@ fn a_loaded_graph_keeps_its_kernels_and_memory(device: &Device) {
     stream.synchronize().unwrap();
     assert_eq!(words(&kept), axpy(3, &random(1), &random(3)));
     assert_ne!(words(&kept)[0], POISON);
+}
+
+fn inputs_and_outputs_are_left_out(device: &Device) {
+    let (module, job) = (kernels(device), Job::new(device, 1));
+    let template = Arc::new(job.template(device, &module));
+    let nodes = template.node_count().unwrap();
+    Inputs::add(&template, slice::from_ref(&job.x), &[]).unwrap();
+    Outputs::add(&template, slice::from_ref(&job.copy)).unwrap();
+    let mut saved = Saved::new(device);
+    saved
+        .add("job", &[&module], (&template, &job.names()), None)
+        .unwrap();
+    let bound = Job::new(device, 5);
+    let loaded = load(&saved, device, "job", &bound.names()).unwrap();
+    assert_eq!(loaded.node_count().unwrap(), nodes);
+    replay(device, &loaded);
+    bound.check(5);
+}
+
+fn a_kernel_of_a_module_that_was_loaded_since_images_are_recorded_is_saved(device: &Device) {
+    let (early, job) = (kernels(device), Job::new(device, 1));
+    let mut saved = Saved::new(device);
+    let names = job.names();
+    // Before, only a kernel of a module that is given is known.
+    let template = job.template(device, &early);
+    for modules in [&[][..], &[&kernels(device)]] {
+        let refused = error(saved.add("early", modules, (&template, &names), None));
+        let text = refused.to_string();
+        assert!(
+            text.contains("kernel axpy, which is of no module that is known"),
+            "{text}"
+        );
+    }
+    // Where the loader does not find it, as in a wheel, the variable says where it is.
+    let cupti = env::var_os("CGRAPH_CUPTI").unwrap_or("libcupti.so.13".into());
+    device.record_images(Path::new(&cupti)).unwrap();
+    assert!(saved.add("early", &[], (&template, &names), None).is_err());
+    let late = kernels(device);
+    let template = job.template(device, &late);
+    saved.add("job", &[], (&template, &names), None).unwrap();
+    let bound = Job::new(device, 5);
+    let loaded = load(&through_a_file(&saved), device, "job", &bound.names()).unwrap();
+    replay(device, &loaded);
+    bound.check(5);
 }

@@ -20,9 +20,8 @@ on_every_driver! {
     memory_that_is_away_is_refused,
     two_threads_may_prove_one_template_by_the_other,
     nodes_that_no_file_can_have_are_refused_by_kind,
-    a_kernel_of_no_module_is_refused,
     what_is_of_another_device_is_refused,
-    a_template_with_inputs_is_refused,
+    inputs_between_other_nodes_are_refused,
     memory_is_bound_by_name_and_size,
 }
 /// Return what is said of a template that cannot be saved.
@@ -264,19 +263,6 @@ fn nodes_that_no_file_can_have_are_refused_by_kind(device: &Device) {
     assert!(refused(device, &template, &[]).contains("a wait for an event"));
 }
 
-fn a_kernel_of_no_module_is_refused(device: &Device) {
-    let (module, job) = (kernels(device), Job::new(device, 1));
-    let template = job.template(device, &module);
-    let mut saved = Saved::new(device);
-    let text = error(saved.add("job", &[], (&template, &job.names()), None)).to_string();
-    assert!(
-        text.contains("kernel axpy, which is of none of the modules"),
-        "{text}"
-    );
-    // Nothing of it is left.
-    assert_eq!(saved, Saved::new(device));
-}
-
 fn what_is_of_another_device_is_refused(device: &Device) {
     let (module, job) = (kernels(device), Job::new(device, 1));
     let template = job.template(device, &module);
@@ -308,12 +294,20 @@ fn what_is_of_another_device_is_refused(device: &Device) {
     assert_eq!(saved, Saved::new(device));
 }
 
-fn a_template_with_inputs_is_refused(device: &Device) {
+fn inputs_between_other_nodes_are_refused(device: &Device) {
     let (module, job) = (kernels(device), Job::new(device, 1));
     let template = Arc::new(job.template(device, &module));
+    let before = template.nodes().unwrap();
     Inputs::add(&template, slice::from_ref(&job.x), &[]).unwrap();
+    let mut nodes = template.nodes().unwrap();
+    nodes.retain(|node| !before.contains(node));
+    let first = template.add_empty(&[]).unwrap();
+    template.add_edge(first, nodes[0]).unwrap();
     let text = refused_with(device, &template, &job.names(), &module);
-    assert!(text.contains("one with inputs or outputs"), "{text}");
+    assert!(
+        text.contains("inputs or outputs between other nodes"),
+        "{text}"
+    );
 }
 
 fn memory_is_bound_by_name_and_size(device: &Device) {

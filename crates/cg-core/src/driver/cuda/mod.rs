@@ -14,6 +14,7 @@
 mod call;
 mod exec;
 mod graph;
+mod images;
 mod memory;
 mod newer;
 mod node;

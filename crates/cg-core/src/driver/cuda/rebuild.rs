@@ -5,12 +5,13 @@
 #![expect(unsafe_code, reason = "calls of the CUDA driver")]
 
 use std::ffi::c_int;
-use std::sync::OnceLock;
+use std::path::Path;
+use std::sync::{Arc, OnceLock};
 
 use cudarc::driver::sys;
 
 use super::work::Copy3d;
-use super::{Cuda, call, check, out, params, probe, work};
+use super::{Cuda, call, check, images, out, params, probe, work};
 use crate::code::{Call, Code};
 use crate::driver::RebuildCalls;
 use crate::driver::failed;
@@ -33,6 +34,16 @@ const MEMCPY: u32 = 1;
 const MEMSET: u32 = 2;
 
 impl RebuildCalls for Cuda {
+    fn record_images(&self, cupti: &Path) -> Result<()> {
+        images::record(cupti)
+    }
+
+    unsafe fn node_image(&self, node: NodeHandle) -> Result<Option<Arc<[u8]>>> {
+        let _entered = self.enter()?;
+        // SAFETY: `node` is a live kernel node by the contract.
+        unsafe { images::of_node(node) }
+    }
+
     unsafe fn node_work(&self, node: NodeHandle) -> Result<Option<WorkSpec>> {
         let _entered = self.enter()?;
         let node = node.0 as sys::CUgraphNode;

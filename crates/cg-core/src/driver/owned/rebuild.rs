@@ -2,12 +2,29 @@
 
 #![expect(unsafe_code, reason = "calls the driver")]
 
+use std::sync::Arc;
+
 use super::{OwnedGraph, OwnedModule};
 use crate::driver::handle::{FunctionHandle, NodeHandle};
 use crate::driver::spec::{FunctionAttribute, LaunchAttribute, WorkSpec};
 use crate::error::Result;
 
 impl OwnedGraph {
+    /// Return the image that the kernel of one of its kernel nodes comes from; the caller has checked the node.
+    pub(crate) fn image(&self, node: NodeHandle) -> Result<Option<Arc<[u8]>>> {
+        // SAFETY: the graph is live as long as `self`, and `node` is one of it.
+        unsafe { self.driver.node_image(node) }
+    }
+
+    /// Return the attributes of the kernel of one of its nodes.
+    pub(crate) fn function_attributes(
+        &self,
+        function: FunctionHandle,
+    ) -> Result<Vec<FunctionAttribute>> {
+        // SAFETY: the graph is live as long as `self`, and so are the kernels that its nodes name.
+        unsafe { self.driver.function_attributes(function) }
+    }
+
     /// Return the work of one of its nodes, if it may be added again; the caller has checked the node.
     pub(crate) fn work(&self, node: NodeHandle) -> Result<Option<WorkSpec>> {
         // SAFETY: the graph is live as long as `self`, and `node` is one of it.

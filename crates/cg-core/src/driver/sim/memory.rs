@@ -299,7 +299,8 @@ impl MemoryCalls for Sim {
             return Err(refuse(Call::ModuleLoadData, Code::INVALID_PTX));
         }
         let handle = state.fresh();
-        state.modules.insert(handle, Module::new(entries));
+        let image = state.records_images.then(|| image.into());
+        state.modules.insert(handle, Module::new(entries, image));
         Ok(ModuleHandle(handle))
     }
 

@@ -103,6 +103,8 @@ struct State {
     modules: BTreeMap<u64, work::Module>,
     functions: HashMap<u64, Arc<work::Function>>,
     kernels: HashMap<String, Arc<KernelFn>>,
+    /// True if modules keep what they are loaded from.
+    records_images: bool,
     streams: BTreeMap<u64, stream::Stream>,
     events: BTreeMap<u64, stream::Event>,
     captures: BTreeMap<u64, capture::Capture>,
@@ -214,6 +216,7 @@ impl SimBuilder {
             modules: BTreeMap::new(),
             functions: HashMap::new(),
             kernels: HashMap::new(),
+            records_images: false,
             streams: BTreeMap::from([(StreamHandle::LEGACY.0, stream::Stream::default())]),
             events: BTreeMap::new(),
             captures: BTreeMap::new(),

@@ -4,7 +4,11 @@
     reason = "implements a trait whose methods are unsafe for other drivers"
 )]
 
+use std::path::Path;
+use std::sync::Arc;
+
 use super::template::{NodeWork, get, owner_of};
+use super::work::Work;
 use super::{Sim, refuse};
 use crate::code::{Call, Code};
 use crate::driver::RebuildCalls;
@@ -13,6 +17,20 @@ use crate::driver::spec::{FunctionAttribute, LaunchAttribute, WorkSpec};
 use crate::error::Result;
 
 impl RebuildCalls for Sim {
+    fn record_images(&self, _cupti: &Path) -> Result<()> {
+        self.state().records_images = true;
+        Ok(())
+    }
+
+    unsafe fn node_image(&self, node: NodeHandle) -> Result<Option<Arc<[u8]>>> {
+        let state = self.enter(Call::FuncGetModule)?;
+        let owner = owner_of(&state, node);
+        Ok(match &state.graphs[&owner.0].nodes[&node].work {
+            NodeWork::Work(Work::Kernel { function, .. }) => function.image.clone(),
+            _ => None,
+        })
+    }
+
     unsafe fn node_work(&self, node: NodeHandle) -> Result<Option<WorkSpec>> {
         let state = self.enter(Call::GraphNodeGetParams)?;
         let owner = owner_of(&state, node);

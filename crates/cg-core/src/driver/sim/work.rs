@@ -14,15 +14,18 @@ use crate::error::Result;
 /// Kernels that a module's text declares.
 pub(super) struct Module {
     entries: Vec<(String, Vec<usize>)>,
+    /// What it was loaded from, if that is recorded.
+    image: Option<Arc<[u8]>>,
     loaded: Arc<AtomicBool>,
     /// The kernels that were asked for, by name.
     pub(super) functions: HashMap<String, FunctionHandle>,
 }
 
 impl Module {
-    pub(super) fn new(entries: Vec<(String, Vec<usize>)>) -> Self {
+    pub(super) fn new(entries: Vec<(String, Vec<usize>)>, image: Option<Arc<[u8]>>) -> Self {
         Self {
             entries,
+            image,
             loaded: Arc::new(AtomicBool::new(true)),
             functions: HashMap::new(),
         }
@@ -49,6 +52,7 @@ impl Module {
             name: name.to_owned(),
             kernel,
             parameters: Some(parameters),
+            image: self.image.clone(),
             loaded: Arc::clone(&self.loaded),
             max_shared_bytes: AtomicI32::new(SHARED_BYTES),
         }
@@ -62,6 +66,8 @@ pub(super) struct Function {
     pub(super) kernel: Arc<KernelFn>,
     /// Bytes of each parameter; none for a closure, which takes no arguments.
     parameters: Option<Vec<usize>>,
+    /// What its module was loaded from, if that is recorded.
+    pub(super) image: Option<Arc<[u8]>>,
     loaded: Arc<AtomicBool>,
     /// The most dynamic shared memory that a launch may ask for.
     max_shared_bytes: AtomicI32,
@@ -126,6 +132,7 @@ impl Work {
                 name: name.to_owned(),
                 kernel,
                 parameters: None,
+                image: None,
                 loaded: Arc::new(AtomicBool::new(true)),
                 max_shared_bytes: AtomicI32::new(SHARED_BYTES),
             }),
