@@ -77,12 +77,14 @@ __all__ = [
     "hooks",
     "is_current_stream_capturing",
     "labels",
+    "load",
     "make_graphed_callables",
     "memory",
     "metrics",
     "patch_torch",
     "picture",
     "piecewise",
+    "record_images",
     "record_memory",
     "register_graph_capture_end_hook",
     "register_graph_capture_start_hook",
@@ -91,6 +93,7 @@ __all__ = [
     "register_graph_replay_end_hook",
     "register_graph_replay_start_hook",
     "report",
+    "save",
     "sim",
     "trees",
     "view",
@@ -106,9 +109,12 @@ _ON_FIRST_USE = {
     "eager_break": "cgraph.breaks",
     "explain": "cgraph.explanation",
     "graphed": "cgraph.functions",
+    "load": "cgraph.saved",
     "memory": "cgraph.ledger",
     "metrics": "cgraph.counts",
+    "record_images": "cgraph.saved",
     "report": "cgraph.functions",
+    "save": "cgraph.saved",
     "view": "cgraph.viewer",
     "weak_ref": "cgraph.weak_refs",
 }
@@ -122,6 +128,7 @@ if _TYPE_CHECKING:
     from cgraph.functions import graphed, report
     from cgraph.graph_ladder import GraphLadder
     from cgraph.ledger import memory
+    from cgraph.saved import load, record_images, save
     from cgraph.segments import SegmentedGraph
     from cgraph.viewer import view
     from cgraph.weak_refs import weak_ref

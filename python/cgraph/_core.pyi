@@ -1,6 +1,7 @@
 """The native half of cgraph: cg-core for Python. Not a public interface."""
 
 from collections.abc import Callable, Iterable, Sequence
+from os import PathLike
 from typing import Any, Literal, final
 
 from torch import Tensor
@@ -26,6 +27,7 @@ __all__ = [
     "Ladder",
     "LastStream",
     "LentResults",
+    "LoadedGraphs",
     "NewNode",
     "NodeAddress",
     "OperatorNotes",
@@ -35,6 +37,7 @@ __all__ = [
     "Pool",
     "Rung",
     "SamePlaces",
+    "SavedGraphs",
     "Segments",
     "Signature",
     "Sim",
@@ -58,6 +61,7 @@ __all__ = [
     "is_forked",
     "leave_busy",
     "lent_memory",
+    "record_images",
     "register_for_all",
     "require_unforked",
     "set_driver",
@@ -285,6 +289,42 @@ class Template:
         """
     def retain_pool(self, pool: Pool) -> None:
         """Keep a pool's segments alive as long as the template and its execs."""
+
+@final
+class SavedGraphs:
+    """Graphs as data, with the images of their kernels. Memory is a name, an address and bytes."""
+
+    def __new__(cls, device: Device) -> Self: ...
+    @staticmethod
+    def open(path: str | PathLike[str]) -> SavedGraphs:
+        """Read a file."""
+    def add(self, name: str, template: Template, memory: Sequence[tuple[str, int, int]]) -> int:
+        """Add a graph, and return how many addresses it names, as far as anything shows."""
+    def add_contents(self, device: Device, place: tuple[str, int], block: tuple[int, int]) -> None:
+        """Add what lies in a block: a part, from an offset on, of memory that has a name."""
+    notes: str
+    """A text that is kept with the graphs."""
+    @property
+    def names(self) -> list[str]:
+        """The names of the graphs."""
+    def write(self, path: str | PathLike[str]) -> None:
+        """Write a file, which only its owner may read."""
+    def load(self, device: Device) -> LoadedGraphs:
+        """Load the kernels."""
+
+@final
+class LoadedGraphs:
+    """The graphs of a file, with their kernels loaded."""
+
+    def template(
+        self, name: str, memory: Sequence[tuple[str, int, int]], owner: object
+    ) -> Template:
+        """Build a graph that works on memory of the saved names, and keeps the owner."""
+    def restore(self, memory: Sequence[tuple[str, int, int]]) -> None:
+        """Write the contents that were saved to memory of the same names."""
+
+def record_images(cupti: str | PathLike[str]) -> None:
+    """Keep from now on what kernels are loaded from; ``cupti`` is the file of CUPTI."""
 
 @disjoint_base
 class Graph:

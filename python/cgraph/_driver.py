@@ -62,6 +62,7 @@ class Captured:
         random_step: Advances the random state of a replay.
         inputs: Nodes that copy to the static inputs and store the state of ``generators``.
         generators: The generators that a replay draws from, and how far it moves their offsets.
+        random_words: The addresses of seed and offset of each, where ``inputs`` stores them.
         results: The memory that replays copy to new tensors; None if there is none.
         outputs: Nodes that copy ``results``.
         retained: An object kept alive until no replay is in flight.
@@ -78,6 +79,7 @@ class Captured:
     random_step: Callable[[], None] | None = None
     inputs: _core.Inputs | None = None
     generators: Sequence[tuple[Any, int]] = ()
+    random_words: Sequence[tuple[int, int]] = ()
     results: Results | None = None
     outputs: _core.Outputs | None = None
     retained: object = None

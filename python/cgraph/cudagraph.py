@@ -12,7 +12,7 @@ from cgraph import _core, _driver, data
 from cgraph._captures.capture_options import CaptureOptions
 from cgraph._captures.capture_scopes import require_thawed
 from cgraph._captures.footprint import is_weighing
-from cgraph._driver import Captured, Handle, OpenCapture, Pool
+from cgraph._driver import Captured, Driver, Handle, OpenCapture, Pool
 from cgraph._reason import Reason
 from cgraph._text import first_line, plural
 from cgraph.causes import Cause
@@ -169,16 +169,8 @@ class CUDAGraph(_core.Graph):
             if (culprit := blame_at_end(error)) is not None:
                 add_note(error, f"cgraph: {culprit}")
             raise
-        assert captured.template is not None
-        nodes = captured.template.node_count()
-        self._adopt(captured)
-        captured.template = None
-        self._nodes = nodes
-        self._captured = captured
-        self._labels = captured.labels
-        self._ended = True
-        all_graphs[id(self)] = self
-        if nodes == 0 and not capture.may_be_empty:
+        self._take_over(captured)
+        if self._nodes == 0 and not capture.may_be_empty:
             text = (
                 "The CUDA Graph is empty: nothing was enqueued on the capturing stream. Tensors of"
                 " another device, or another current stream, are the usual cause"
@@ -390,6 +382,23 @@ class CUDAGraph(_core.Graph):
         from cgraph._captures.fresh_results import fresh_of
 
         return self._replay_made(fresh_of(self._captured), tensors)
+
+    def _hold(self, captured: Captured, driver: Driver) -> None:
+        """Take over what was captured elsewhere, as in another process; its template is live."""
+        self._require_empty()
+        self._driver, self._number = driver, next(_numbers)
+        self._take_over(captured)
+
+    def _take_over(self, captured: Captured) -> None:
+        assert captured.template is not None
+        nodes = captured.template.node_count()
+        self._adopt(captured)
+        captured.template = None
+        self._nodes = nodes
+        self._captured = captured
+        self._labels = captured.labels
+        self._ended = True
+        all_graphs[id(self)] = self
 
     def _require_capture(self) -> OpenCapture:
         if self._capture is None:

@@ -376,6 +376,7 @@ class OpenCapture:
             results=results,
             outputs=outputs,
             generators=[(draw.generator, draw.step) for draw in draws or ()],
+            random_words=[draw.words for draw in draws or ()],
             retained=(self._handle, self._others, self._leases, self._host if drawn else None),
             outlives=self._keeps_pool() and not is_copy,
             footprint=footprint,

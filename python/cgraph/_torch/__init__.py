@@ -17,6 +17,7 @@ from cgraph._torch.collectives import *
 from cgraph._torch.compiled_graphs import *
 from cgraph._torch.compiler import *
 from cgraph._torch.containers import *
+from cgraph._torch.cupti import *
 from cgraph._torch.fake import *
 from cgraph._torch.fx_partition import *
 from cgraph._torch.generators import *

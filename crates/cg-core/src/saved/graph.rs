@@ -10,6 +10,18 @@ pub(super) struct Index {
     pub(super) key: Vec<(String, String)>,
     pub(super) functions: Vec<SavedFunction>,
     pub(super) graphs: Vec<SavedGraph>,
+    /// Where contents lie, in the order of their sections.
+    pub(super) contents: Vec<SavedContents>,
+    /// What the program that saved wants to know when it loads.
+    pub(super) notes: String,
+}
+
+/// Bytes in memory that has a name.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct SavedContents {
+    pub(super) memory: String,
+    /// In bytes.
+    pub(super) offset: u64,
 }
 
 /// One graph.

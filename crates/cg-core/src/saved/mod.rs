@@ -1,8 +1,8 @@
 //! [`Saved`]: graphs in a file, for another process of the same GPU, driver and program.
 //!
-//! A file has the nodes and edges of templates and the images of their kernels. It has no contents of memory, and no
-//! addresses: each that a node names is a place in memory with a name, and is bound to other memory of that name when
-//! the graph is loaded.
+//! A file has the nodes and edges of templates and the images of their kernels. It has contents of memory only where
+//! they were added, and no addresses: each that a node names is a place in memory with a name, and is bound to other
+//! memory of that name when the graph is loaded.
 //!
 //! ```
 //! # #![expect(unsafe_code, reason = "a kernel's arguments are the caller's to vouch for")]
@@ -42,7 +42,7 @@ mod read;
 use std::path::Path;
 use std::sync::Arc;
 
-use graph::{Index, SavedFunction, SavedGraph};
+use graph::{Index, SavedContents, SavedFunction, SavedGraph};
 use places::Places;
 use read::ReadGraphs;
 
@@ -60,6 +60,7 @@ use crate::work::{Function, Module};
 /// The sections of a file.
 const INDEX: u32 = 1;
 const IMAGE: u32 = 2;
+const CONTENTS: u32 = 3;
 
 /// Memory with the names by which a file knows it.
 pub type Names<'a> = [(&'a str, &'a Memory)];
@@ -69,6 +70,7 @@ pub type Names<'a> = [(&'a str, &'a Memory)];
 pub struct Saved {
     index: Index,
     images: Vec<Arc<[u8]>>,
+    contents: Vec<Arc<[u8]>>,
 }
 
 /// How [`Saved::add`] has found the addresses that nodes name.
@@ -89,6 +91,7 @@ pub struct Loaded {
     index: Index,
     device: Device,
     functions: Vec<Function>,
+    contents: Vec<Arc<[u8]>>,
 }
 
 impl Saved {
@@ -100,8 +103,11 @@ impl Saved {
                 key: key_of(device),
                 functions: Vec::new(),
                 graphs: Vec::new(),
+                contents: Vec::new(),
+                notes: String::new(),
             },
             images: Vec::new(),
+            contents: Vec::new(),
         }
     }
 
@@ -164,6 +170,32 @@ impl Saved {
         Ok(taken)
     }
 
+    /// Add the bytes that memory has now, as a part of memory that the graphs know by a name. [`Loaded::restore`]
+    /// writes them.
+    ///
+    /// # Errors
+    /// [`Error::Paused`] where the memory is away.
+    pub fn add_contents(&mut self, name: &str, offset: u64, memory: &Memory) -> Result<()> {
+        let bytes = memory.read()?;
+        self.contents.push(bytes.into());
+        self.index.contents.push(SavedContents {
+            memory: name.to_owned(),
+            offset,
+        });
+        Ok(())
+    }
+
+    /// Set a text to be kept with the graphs, for the program that loads them.
+    pub fn set_notes(&mut self, notes: &str) {
+        notes.clone_into(&mut self.index.notes);
+    }
+
+    /// Return the text of [`Self::set_notes`].
+    #[must_use]
+    pub fn notes(&self) -> &str {
+        &self.index.notes
+    }
+
     /// Return the names of the graphs.
     #[must_use]
     pub fn names(&self) -> Vec<&str> {
@@ -186,7 +218,9 @@ impl Saved {
         let index =
             index.map_err(|error| refused(path, FileFault::Unwritten(error.to_string())))?;
         let images = self.images.iter().map(|image| (IMAGE, &**image));
-        let sections: Vec<(u32, &[u8])> = [(INDEX, &*index)].into_iter().chain(images).collect();
+        let contents = self.contents.iter().map(|bytes| (CONTENTS, &**bytes));
+        let index = [(INDEX, &*index)].into_iter();
+        let sections: Vec<(u32, &[u8])> = index.chain(images).chain(contents).collect();
         file::write(path, &sections)
     }
 
@@ -203,6 +237,7 @@ impl Saved {
         Ok(Self {
             index: postcard::from_bytes(index).map_err(|error| damaged(error.to_string()))?,
             images: contents.of_kind(IMAGE).map(Arc::from).collect(),
+            contents: contents.of_kind(CONTENTS).map(Arc::from).collect(),
         })
     }
 
@@ -221,6 +256,7 @@ impl Saved {
             index: self.index.clone(),
             device: device.clone(),
             functions: load::functions(&self.index, &modules)?,
+            contents: self.contents.clone(),
         })
     }
 
@@ -266,6 +302,28 @@ impl Loaded {
             return Err(Error::invalid("the name of a graph", &name, expected));
         };
         load::build(&self.device, graph, &self.functions, memory)
+    }
+
+    /// Write the contents that were saved to memory of the same names. Wait for work that touches it first.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a name that is missing, and for memory that is smaller; [`Error::Paused`].
+    pub fn restore(&self, memory: &Names<'_>) -> Result<()> {
+        for (place, bytes) in self.index.contents.iter().zip(&self.contents) {
+            let Some((_, found)) = memory.iter().find(|(name, _)| *name == place.memory) else {
+                let names: Vec<&str> = memory.iter().map(|(name, _)| *name).collect();
+                let expected = format!("{:?} among them", place.memory);
+                return Err(Error::invalid(
+                    "the names of memory",
+                    &names.join(", "),
+                    expected,
+                ));
+            };
+            same_driver(&**self.device.driver(), &**found.driver(), &place.memory)?;
+            let end = place.offset.saturating_add(bytes.len() as u64);
+            found.slice(place.offset..end)?.write(bytes)?;
+        }
+        Ok(())
     }
 }
 

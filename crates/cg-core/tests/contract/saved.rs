@@ -13,7 +13,7 @@ use cg_core::{
 
 use crate::support::graphs::{Job, Scratch, kernels, launch_axpy, load, replay, saved_axpy};
 use crate::support::kernels::PTX;
-use crate::support::{BYTES, POISON, axpy, code, error, memory, poisoned, random, words};
+use crate::support::{BYTES, POISON, WORDS, axpy, code, error, memory, poisoned, random, words};
 
 on_every_driver! {
     a_kernel_is_the_same_each_time_that_it_is_asked_for,
@@ -27,6 +27,8 @@ on_every_driver! {
     launch_attributes_come_back_with_the_graph,
     the_end_of_memory_moves_with_it,
     a_loaded_graph_keeps_its_kernels_and_memory,
+    contents_and_notes_come_back,
+    contents_go_nowhere_else_than_to_memory_of_their_name,
     inputs_and_outputs_are_left_out,
     a_kernel_of_a_module_that_was_loaded_since_images_are_recorded_is_saved,
 }
@@ -369,4 +371,38 @@ fn a_kernel_of_a_module_that_was_loaded_since_images_are_recorded_is_saved(devic
     let loaded = load(&through_a_file(&saved), device, "job", &bound.names()).unwrap();
     replay(device, &loaded);
     bound.check(5);
+}
+
+fn contents_and_notes_come_back(device: &Device) {
+    let module = kernels(device);
+    let (x, y) = (memory(device, &random(1)), memory(device, &random(2)));
+    let mut saved = saved_axpy(device, &module, &x, &y);
+    saved.set_notes("by whom");
+    let half = BYTES / 2;
+    saved
+        .add_contents("y", half, &y.slice(half..BYTES).unwrap())
+        .unwrap();
+    let read = through_a_file(&saved);
+    assert_eq!(read.notes(), "by whom");
+    let bound = memory(device, &random(3));
+    let loaded = read.load(device).unwrap();
+    loaded.restore(&[("x", &x), ("y", &bound)]).unwrap();
+    let (first, last) = (&random(3)[..WORDS / 2], &random(2)[WORDS / 2..]);
+    assert_eq!(words(&bound)[..], [first, last].concat());
+    assert_eq!(words(&x), random(1));
+}
+
+fn contents_go_nowhere_else_than_to_memory_of_their_name(device: &Device) {
+    let module = kernels(device);
+    let (x, y) = (memory(device, &random(1)), memory(device, &random(2)));
+    let mut saved = saved_axpy(device, &module, &x, &y);
+    saved
+        .add_contents("y", 4, &y.slice(4..BYTES).unwrap())
+        .unwrap();
+    let loaded = saved.load(device).unwrap();
+    let text = error(loaded.restore(&[("x", &x)])).to_string();
+    assert!(text.contains("expected \"y\" among them"), "{text}");
+    let shorter = Memory::new(device, BYTES - 4).unwrap();
+    let text = error(loaded.restore(&[("x", &x), ("y", &shorter)])).to_string();
+    assert!(text.contains("slice of memory"), "{text}");
 }

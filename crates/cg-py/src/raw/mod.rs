@@ -30,6 +30,7 @@ use std::mem::transmute;
 use std::ptr::null_mut;
 use std::sync::Arc;
 
+use cg_core::saved::{Loaded, Names};
 use cg_core::{
     Address, Delivery, Destination, Device, Error, Feed, GraphHandle, Memory, Outputs, Padding,
     Result, Stream, StreamHandle, Template, Tracker,
@@ -92,6 +93,14 @@ pub(crate) fn template(device: &Device, handle: u64, owner: Py<PyAny>) -> Templa
     unsafe { Template::from_raw(device, GraphHandle(handle), Some(Arc::new(owner))) }
 }
 
+/// Build a graph of a file, with memory of the names that it was saved with.
+pub(crate) fn loaded_template(loaded: &Loaded, name: &str, memory: &Names<'_>) -> Result<Template> {
+    // SAFETY: the file belongs to this user and nobody else may write it, which opening it has checked; its kernels
+    // touch what the saved graph touched, and `cgraph.saved` lets the template keep the memory of all names.
+    let (template, _) = unsafe { loaded.template(name, memory) }?;
+    Ok(template)
+}
+
 /// Return the nodes of an open capture that no earlier look has returned.
 ///
 /// The interpreter is held: the calls are short, and they come after each operator.
@@ -116,7 +125,7 @@ pub(crate) fn captured_nodes(_py: Python<'_>, stream: &Stream) -> Result<Option<
 
 /// Memory of a tensor that replays copy to or from, or words of device memory.
 pub(crate) fn memory(device: &Device, address: u64, bytes: u64) -> Memory {
-    // SAFETY: the range is a tensor's, which the template and its execs retain, or that of words or
+    // SAFETY: the range is a tensor's or a pool's, which `cgraph.saved` keeps meanwhile, or a tensor's, which the template and its execs retain, or that of words or
     // of results that the caller of `cgraph._core.Inputs` or `Outputs` keeps as long as them, or of one that the driver has
     // just found to be mapped and that the caller of `cgraph._core.Device.word` keeps so.
     unsafe { Memory::from_raw(device, Address(address), bytes) }

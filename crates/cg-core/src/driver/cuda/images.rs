@@ -68,6 +68,9 @@ const FROM_FILE: [u32; 2] = [18, 679]; // cuModuleLoad, cuLibraryLoadFromFile
 const FROM_MEMORY: [u32; 4] = [19, 20, 21, 678]; // cuModuleLoadData[Ex], cuModuleLoadFatBinary, cuLibraryLoadData
 const UNLOAD: [u32; 2] = [22, 680]; // cuModuleUnload, cuLibraryUnload
 
+/// CUPTI's code for a second subscriber.
+const TAKEN: u32 = 39;
+
 /// The begin of `CUpti_CallbackData`.
 #[repr(C)]
 struct CallbackData {
@@ -107,9 +110,12 @@ fn subscribe(cupti: &Path) -> Result<Library, String> {
         // SAFETY: CUPTI's text of a code it knows ends with a zero.
         let text = known.then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy());
         let text = text.unwrap_or_default();
-        Err(format!(
-            "{call} failed: {text} ({code}); a profiler may hold CUPTI, which serves one user at a time"
-        ))
+        let cause = if code == TAKEN {
+            ": a profiler uses CUPTI, which serves one user at a time"
+        } else {
+            ""
+        };
+        Err(format!("{call} failed: {text} ({code}){cause}"))
     };
     let mut subscriber = ptr::null_mut();
     // SAFETY: the callback keeps CUPTI's contract and stays as long as the process.

@@ -26,6 +26,7 @@ mod stream;
 mod work;
 
 use std::ffi::{CStr, c_int};
+use std::path::Path;
 use std::ptr;
 
 use cudarc::driver::sys;
@@ -37,6 +38,14 @@ use crate::error::{Error, Result};
 
 #[cfg(not(target_pointer_width = "64"))]
 compile_error!("handles and sizes are 64 bits wide, as in every CUDA driver since 12.0");
+
+/// From now on, keep what kernels are loaded from, as [`crate::Device::record_images`] does. No device is needed yet.
+///
+/// # Errors
+/// [`Error::Images`].
+pub fn record_images(cupti: &Path) -> Result<()> {
+    images::record(cupti)
+}
 
 /// One CUDA device, by its primary context.
 #[derive(Debug)]

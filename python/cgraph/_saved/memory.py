@@ -1,0 +1,109 @@
+"""Memory by its name: the storages of named tensors, and the segments of pools."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeAlias
+
+import torch
+
+from cgraph._saved.notes import TensorNote
+from cgraph._text import shown
+from cgraph.errors import ArgumentError
+
+__all__ = [
+    "OFFSET",
+    "SEED",
+    "WORD",
+    "Given",
+    "Memory",
+    "Named",
+    "named_tensors",
+    "note_of",
+    "require_like",
+    "tensor_at",
+]
+
+Given: TypeAlias = "Mapping[str, torch.Tensor | torch.nn.Module]"
+"""Tensors and modules by their names."""
+
+Named: TypeAlias = "tuple[str, int, int]"
+"""A name, an address and bytes."""
+
+
+WORD = 8
+"""Bytes of the seed and of the offset of a random state, which are memory as well."""
+SEED, OFFSET = "<seed>", "<offset>"
+
+
+class Memory:
+    """Ranges of device memory by their names, and what keeps them alive."""
+
+    def __init__(self) -> None:
+        self.ranges: list[Named] = []
+        self.owners: list[object] = []
+
+    def add(self, name: str, address: int, size: int, owner: object) -> None:
+        """Add a range, unless it is empty."""
+        if size:
+            self.ranges.append((name, address, size))
+        self.owners.append(owner)
+
+    def find(self, address: int) -> tuple[str, int] | None:
+        """Return the name of the range that an address lies in, and the offset there."""
+        for name, start, size in self.ranges:
+            if start <= address < start + size:
+                return name, address - start
+        return None
+
+
+def named_tensors(names: Given) -> dict[str, torch.Tensor]:
+    """Return all tensors by name: a module's parameters and buffers as ``module.parameter``.
+
+    Raises:
+        ArgumentError: A value is neither a tensor of a GPU nor a module of such.
+    """
+    found: dict[str, torch.Tensor] = {}
+    for name, value in names.items():
+        if isinstance(value, torch.nn.Module):
+            inner = [*value.named_parameters(), *value.named_buffers()]
+            found.update({f"{name}.{key}": tensor for key, tensor in inner})
+        elif isinstance(value, torch.Tensor):
+            found[name] = value
+        else:
+            raise ArgumentError(f"names[{name!r}] is {shown(value)}, expected a tensor or a module")
+    for name, tensor in found.items():
+        if tensor.device.type != "cuda" or tensor.layout != torch.strided:
+            raise ArgumentError(
+                f"{name} is a {tensor.layout} tensor on {tensor.device}, expected a strided one on"
+                " a GPU"
+            )
+    return found
+
+
+def note_of(tensor: torch.Tensor, place: tuple[str, int], *, is_given: bool) -> TensorNote:
+    """Describe a tensor that lies at a place in named memory."""
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    shape, strides = tuple(tensor.shape), tuple(tensor.stride())
+    return TensorNote(place[0], place[1], is_given, dtype, shape, strides)
+
+
+def require_like(name: str, tensor: torch.Tensor, note: TensorNote) -> None:
+    """Raise unless a tensor is like the one of its name that was saved."""
+    offset = int(tensor.storage_offset()) * tensor.element_size()
+    now = note_of(tensor, (note.memory, offset), is_given=True)
+    if now != note:
+        raise ArgumentError(f"{name} is {_in_words(now)}, expected {_in_words(note)}, as saved")
+
+
+def tensor_at(memory: torch.Tensor, note: TensorNote) -> torch.Tensor:
+    """Return a tensor over bytes."""
+    dtype: torch.dtype = getattr(torch, note.dtype)
+    offset = memory.storage_offset() + note.offset
+    tensor = torch.empty(0, dtype=dtype, device=memory.device)
+    return tensor.set_(memory.untyped_storage(), offset // dtype.itemsize, note.shape, note.strides)
+
+
+def _in_words(note: TensorNote) -> str:
+    place = f" at byte {note.offset} of its storage" if note.offset else ""
+    return f"{note.dtype}{list(note.shape)} with strides {list(note.strides)}{place}"

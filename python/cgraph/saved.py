@@ -1,0 +1,201 @@
+"""Graphs in a file: captured in one process, replayed in the next without running the model.
+
+In the process that saves::
+
+    cgraph.record_images()  # before the first CUDA work
+    graph = cgraph.CUDAGraph(keep_graph=True)
+    with cgraph.graph(graph):
+        out = model(x)
+    cgraph.save("decode.cgraph", {"decode": graph}, {"model": model, "x": x, "out": out})
+
+In the next one::
+
+    loaded = cgraph.load("decode.cgraph", {"model": model, "x": x})
+    loaded.graphs["decode"].replay()
+    print(loaded.tensors["out"])
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from cgraph import _core, _driver, _torch
+from cgraph._saved.loading import Loading
+from cgraph._saved.memory import Given, Memory, named_tensors, tensor_at
+from cgraph._saved.notes import Notes
+from cgraph._saved.saving import add_graph, noted, pools_of, require_savable
+from cgraph._text import in_units, table
+from cgraph.cudagraph import CUDAGraph
+from cgraph.errors import ArgumentError, ForeignError
+from cgraph.mempool import MemPool
+
+__all__ = ["FileReport", "LoadedGraphs", "load", "record_images", "save"]
+
+
+@dataclass(frozen=True)
+class FileReport:
+    """What was saved or loaded.
+
+    Attributes:
+        path: The file.
+        size: Its bytes.
+        nodes: The number of nodes of each graph.
+        addresses: The number of addresses among the arguments of each graph; none after a load.
+        pools: Bytes of the memory that the graphs have for themselves.
+        seconds: How long each part took.
+    """
+
+    path: str
+    size: int
+    nodes: dict[str, int]
+    addresses: dict[str, int]
+    pools: int
+    seconds: dict[str, float]
+
+    def __str__(self) -> str:
+        """Return the numbers as a table, and the bytes and seconds."""
+        rows = [
+            [name, str(count), str(self.addresses.get(name, ""))]
+            for name, count in self.nodes.items()
+        ]
+        parts = ", ".join(f"{name} {spent * 1e3:.0f} ms" for name, spent in self.seconds.items())
+        text = f"{self.path}: {in_units(self.size)}, pools {in_units(self.pools)}; {parts}"
+        return f"{table(['graph', 'nodes', 'addresses'], rows)}\n{text}"
+
+
+@dataclass(frozen=True)
+class LoadedGraphs:
+    """The graphs of a file.
+
+    Attributes:
+        graphs: The graphs by name; they can be replayed at once.
+        tensors: The named tensors that lie in the graphs' own memory, as results.
+        report: What was loaded, and how long it took.
+    """
+
+    graphs: dict[str, CUDAGraph]
+    tensors: dict[str, torch.Tensor]
+    report: FileReport
+
+
+def record_images() -> None:
+    """Keep the machine code of all kernels that the process loads from now on, for :func:`save`.
+
+    Call it before the first CUDA work: what was loaded before cannot be saved. It uses CUPTI, which
+    serves one user at a time: profilers find it taken in this process.
+
+    Raises:
+        TorchError: CUPTI is not installed.
+        CgraphError: A profiler uses it.
+    """
+    _core.record_images(_torch.cupti_library())
+
+
+def save(
+    path: str | os.PathLike[str], graphs: CUDAGraph | Mapping[str, CUDAGraph], names: Given
+) -> FileReport:
+    """Write graphs to a file, with the kernels that they launch, for :func:`load`.
+
+    The file is good for processes with the same GPU model, driver, torch and cgraph. It has the
+    contents of what is alive in the graphs' pools; all other memory that the graphs use must have
+    a name, and is given again under that name.
+
+    Args:
+        path: The file, which only its owner may read. One that is there is replaced at once.
+        graphs: Graphs that keep their templates (``keep_graph=True``), by name; one alone is called
+            ``"graph"``.
+        names: Tensors, and modules for their parameters and buffers. Name results as well: those
+            in the graphs' pools come back from :func:`load`.
+
+    Raises:
+        ArgumentError: A graph has a node that cannot be saved, or names memory without a name.
+        StateError: A graph has no template, or its pool is paused.
+        ForeignError: A graph of the simulator, or graphs of several devices.
+        CgraphError: The file cannot be written.
+    """
+    began = time.perf_counter()
+    given = {"graph": graphs} if isinstance(graphs, CUDAGraph) else dict(graphs)
+    ordinals = {require_savable(name, graph) for name, graph in given.items()}
+    if len(ordinals) != 1:
+        raise ForeignError(f"graphs of {len(ordinals)} devices, expected those of one")
+    ordinal = ordinals.pop()
+    with torch.cuda.device(ordinal):
+        _driver.current().synchronize()
+    device, memory = _torch.device_of(ordinal), Memory()
+    blocks = pools_of(given.values(), memory)
+    segments = {name: size for name, _, size in memory.ranges}
+    tensors = noted(named_tensors(names), memory)
+    saved = _core.SavedGraphs(device)
+    found, notes = {}, {}
+    for name, graph in given.items():
+        found[name], notes[name] = add_graph(saved, name, graph, memory)
+    for place, block in blocks:
+        saved.add_contents(device, place, block)
+    saved.notes = Notes(Notes.versions_now(), tensors, notes, segments).text()
+    saved.write(path)
+    nodes = {name: graph._nodes for name, graph in given.items()}
+    return _report(path, nodes, found, segments, {"saved in": time.perf_counter() - began})
+
+
+def load(
+    path: str | os.PathLike[str], names: Given, *, pool: MemPool | None = None
+) -> LoadedGraphs:
+    """Read graphs that :func:`save` has written; nothing is run and nothing is captured.
+
+    The file's kernels run with the rights of this process: load files of your own. A file that
+    somebody else may have changed is refused.
+
+    Args:
+        path: The file.
+        names: The tensors and modules that were named outside of the graphs' pools, with the same
+            shapes, types and strides. The graphs keep them alive and use them where they are.
+        pool: The pool for the graphs' own memory; by default a new one.
+
+    Returns:
+        The graphs, and the tensors in their own memory.
+
+    Raises:
+        ArgumentError: A tensor is missing or unlike the saved one, or the file is for another GPU,
+            driver or torch.
+        CgraphError: The file is damaged, or not this user's.
+    """
+    began = time.perf_counter()
+    _torch.require_cuda()
+    saved = _core.SavedGraphs.open(path)
+    notes = Notes.of(saved.notes)
+    if (now := Notes.versions_now()) != notes.versions:
+        raise ArgumentError(f"the versions are {now}, expected {notes.versions}, as saved")
+    ordinal, opened = torch.cuda.current_device(), time.perf_counter()
+    kernels = saved.load(_torch.device_of(ordinal))
+    loaded = time.perf_counter()
+    loading = Loading(kernels, notes, ordinal, MemPool() if pool is None else pool)
+    loading.bind(named_tensors(names))
+    graphs = {name: loading.graph(name, os.fspath(path)) for name in notes.graphs}
+    tensors = {
+        name: tensor_at(loading.segments[note.memory], note)
+        for name, note in notes.tensors.items()
+        if not note.is_given
+    }
+    nodes = {name: graph._nodes for name, graph in graphs.items()}
+    seconds = {
+        "file": opened - began,
+        "kernels": loaded - opened,
+        "graphs": time.perf_counter() - loaded,
+    }
+    return LoadedGraphs(graphs, tensors, _report(path, nodes, {}, notes.pools, seconds))
+
+
+def _report(
+    path: str | os.PathLike[str],
+    nodes: dict[str, int],
+    addresses: dict[str, int],
+    segments: dict[str, int],
+    seconds: dict[str, float],
+) -> FileReport:
+    size = os.stat(path).st_size
+    return FileReport(os.fspath(path), size, nodes, addresses, sum(segments.values()), seconds)
