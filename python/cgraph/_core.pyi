@@ -298,8 +298,17 @@ class SavedGraphs:
     @staticmethod
     def open(path: str | PathLike[str]) -> SavedGraphs:
         """Read a file."""
-    def add(self, name: str, template: Template, memory: Sequence[tuple[str, int, int]]) -> int:
-        """Add a graph, and return how many addresses it names, as far as anything shows."""
+    def add(
+        self,
+        name: str,
+        template: Template,
+        memory: Sequence[tuple[str, int, int]],
+        again: tuple[Template, Sequence[tuple[str, int, int]]] | None = None,
+    ) -> tuple[int, int]:
+        """Add a graph, which was maybe captured again with other memory.
+
+        Return how many of its addresses that proves, and how many are assumed.
+        """
     def add_contents(self, device: Device, place: tuple[str, int], block: tuple[int, int]) -> None:
         """Add what lies in a block: a part, from an offset on, of memory that has a name."""
     notes: str

@@ -21,6 +21,7 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 
@@ -34,6 +35,9 @@ from cgraph.cudagraph import CUDAGraph
 from cgraph.errors import ArgumentError, ForeignError
 from cgraph.mempool import MemPool
 
+Graphs: TypeAlias = "Mapping[str, CUDAGraph]"
+"""Graphs by their names."""
+
 __all__ = ["FileReport", "LoadedGraphs", "load", "record_images", "save"]
 
 
@@ -45,7 +49,8 @@ class FileReport:
         path: The file.
         size: Its bytes.
         nodes: The number of nodes of each graph.
-        addresses: The number of addresses among the arguments of each graph; none after a load.
+        addresses: For each graph, how many addresses a second capture has proven, and how many are
+            assumed; empty after a load.
         pools: Bytes of the memory that the graphs have for themselves.
         seconds: How long each part took.
     """
@@ -53,19 +58,19 @@ class FileReport:
     path: str
     size: int
     nodes: dict[str, int]
-    addresses: dict[str, int]
+    addresses: dict[str, tuple[int, int]]
     pools: int
     seconds: dict[str, float]
 
     def __str__(self) -> str:
         """Return the numbers as a table, and the bytes and seconds."""
         rows = [
-            [name, str(count), str(self.addresses.get(name, ""))]
+            [name, str(count), *map(str, self.addresses.get(name, ("", "")))]
             for name, count in self.nodes.items()
         ]
         parts = ", ".join(f"{name} {spent * 1e3:.0f} ms" for name, spent in self.seconds.items())
         text = f"{self.path}: {in_units(self.size)}, pools {in_units(self.pools)}; {parts}"
-        return f"{table(['graph', 'nodes', 'addresses'], rows)}\n{text}"
+        return f"{table(['graph', 'nodes', 'proven', 'assumed'], rows)}\n{text}"
 
 
 @dataclass(frozen=True)
@@ -93,17 +98,21 @@ def record_images() -> None:
         TorchError: CUPTI is not installed.
         CgraphError: A profiler uses it.
     """
-    _core.record_images(_torch.cupti_library())
+    _torch.record_images()
 
 
 def save(
-    path: str | os.PathLike[str], graphs: CUDAGraph | Mapping[str, CUDAGraph], names: Given
+    path: str | os.PathLike[str],
+    graphs: CUDAGraph | Graphs,
+    names: Given,
+    *,
+    again: tuple[CUDAGraph | Graphs, Given] | None = None,
 ) -> FileReport:
     """Write graphs to a file, with the kernels that they launch, for :func:`load`.
 
-    The file is good for processes with the same GPU model, driver, torch and cgraph. It has the
-    contents of what is alive in the graphs' pools; all other memory that the graphs use must have
-    a name, and is given again under that name.
+    The file is good for processes with the same GPU model, driver, torch and cgraph. The graphs'
+    own memory, their pools, comes with it; all other memory that they use must have a name, and is
+    given again under that name.
 
     Args:
         path: The file, which only its owner may read. One that is there is replaced at once.
@@ -111,6 +120,9 @@ def save(
             ``"graph"``.
         names: Tensors, and modules for their parameters and buffers. Name results as well: those
             in the graphs' pools come back from :func:`load`.
+        again: The same graphs and names from a second capture, in another pool and with other
+            tensors. A word among the arguments of a kernel is then an address only if it moved with
+            its memory; without it, if it lies in memory that has a name.
 
     Raises:
         ArgumentError: A graph has a node that cannot be saved, or names memory without a name.
@@ -119,26 +131,31 @@ def save(
         CgraphError: The file cannot be written.
     """
     began = time.perf_counter()
-    given = {"graph": graphs} if isinstance(graphs, CUDAGraph) else dict(graphs)
-    ordinals = {require_savable(name, graph) for name, graph in given.items()}
-    if len(ordinals) != 1:
-        raise ForeignError(f"graphs of {len(ordinals)} devices, expected those of one")
-    ordinal = ordinals.pop()
+    first, second = _by_name(graphs), None
+    ordinal = _device_of(first)
     with torch.cuda.device(ordinal):
         _driver.current().synchronize()
-    device, memory = _torch.device_of(ordinal), Memory()
-    blocks = pools_of(given.values(), memory)
+    memory, others = Memory(), Memory()
+    blocks = pools_of(first.values(), memory)
     segments = {name: size for name, _, size in memory.ranges}
     tensors = noted(named_tensors(names), memory)
-    saved = _core.SavedGraphs(device)
+    if again is not None:
+        second = _by_name(again[0])
+        _device_of(second)
+        pools_of(second.values(), others)
+        noted(named_tensors(again[1]), others)
+        if list(second) != list(first):
+            raise ArgumentError(f"again has graphs {list(second)}, expected {list(first)}")
+    saved = _core.SavedGraphs(_torch.device_of(ordinal))
     found, notes = {}, {}
-    for name, graph in given.items():
-        found[name], notes[name] = add_graph(saved, name, graph, memory)
+    for name, graph in first.items():
+        other = None if second is None else (second[name], others)
+        found[name], notes[name] = add_graph(saved, name, (graph, memory), other)
     for place, block in blocks:
-        saved.add_contents(device, place, block)
+        saved.add_contents(_torch.device_of(ordinal), place, block)
     saved.notes = Notes(Notes.versions_now(), tensors, notes, segments).text()
     saved.write(path)
-    nodes = {name: graph._nodes for name, graph in given.items()}
+    nodes = {name: graph._nodes for name, graph in first.items()}
     return _report(path, nodes, found, segments, {"saved in": time.perf_counter() - began})
 
 
@@ -175,7 +192,7 @@ def load(
     loaded = time.perf_counter()
     loading = Loading(kernels, notes, ordinal, MemPool() if pool is None else pool)
     loading.bind(named_tensors(names))
-    graphs = {name: loading.graph(name, os.fspath(path)) for name in notes.graphs}
+    graphs = loading.graphs(os.fspath(path))
     tensors = {
         name: tensor_at(loading.segments[note.memory], note)
         for name, note in notes.tensors.items()
@@ -190,10 +207,22 @@ def load(
     return LoadedGraphs(graphs, tensors, _report(path, nodes, {}, notes.pools, seconds))
 
 
+def _by_name(graphs: CUDAGraph | Graphs) -> dict[str, CUDAGraph]:
+    return {"graph": graphs} if isinstance(graphs, CUDAGraph) else dict(graphs)
+
+
+def _device_of(graphs: Graphs) -> int:
+    """Return the number of the device of graphs that can be saved."""
+    ordinals = {require_savable(name, graph) for name, graph in graphs.items()}
+    if len(ordinals) != 1:
+        raise ForeignError(f"graphs of {len(ordinals)} devices, expected those of one")
+    return ordinals.pop()
+
+
 def _report(
     path: str | os.PathLike[str],
     nodes: dict[str, int],
-    addresses: dict[str, int],
+    addresses: dict[str, tuple[int, int]],
     segments: dict[str, int],
     seconds: dict[str, float],
 ) -> FileReport:

@@ -7,8 +7,9 @@ use crate::driver::is_exiting;
 use crate::free_list::FreeList;
 
 /// The first address for pools of the first device. Programs, libraries and heaps of a process lie
-/// elsewhere.
-const FIRST_BASE: u64 = 0x6000_0000_0000;
+/// elsewhere. Two sizes or strides side by side in a kernel's arguments hardly look like addresses from here on: the
+/// upper half of these is no round number, and the lower one is large.
+const FIRST_BASE: u64 = 0x6B5F_9E40_0000;
 /// Addresses for the pools of one device.
 const WINDOW: u64 = 1 << 40;
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from cgraph import _core, _torch
-from cgraph._captures import cuda_pools, liveness, random_state
+from cgraph._captures import cuda_pools, eager_blocks, liveness, random_state
 from cgraph._captures.capture_options import CaptureOptions
 from cgraph._captures.cuda_pools import PoolHandle
 from cgraph._captures.footprint import Footprint, Meter, PoolSizes, in_blocks, is_recording
@@ -158,6 +158,7 @@ class OpenCapture:
         _torch.clear_workspaces()
         if self._watch is not None:
             self._watch.begins(cuda_pools.state(self._handle))
+        eager_blocks.capture_begins(self._handle)
         if is_recording():
             self._history = _torch.AllocatorHistory(self._ordinal)
         self._is_over = False
@@ -364,6 +365,7 @@ class OpenCapture:
         if (watch := self._watch) is not None:
             watch.ends(cuda_pools.state(self._handle))
         pools: list[Handle] = [self._handle, *self._others]
+        eager_blocks.capture_ended(self._handle)
         labels = self._options.labels
         return Captured(
             template,

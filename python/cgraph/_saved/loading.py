@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
 from cgraph import _core, _driver, _torch
 from cgraph._captures import cuda_pools
-from cgraph._captures.footprint import Footprint
+from cgraph._captures.footprint import Footprint, is_weighing
 from cgraph._driver import Captured
 from cgraph._saved.memory import OFFSET, SEED, WORD, Memory, require_like
 from cgraph._saved.notes import Notes
@@ -18,6 +18,9 @@ from cgraph.errors import ArgumentError
 from cgraph.mempool import MemPool
 
 __all__ = ["Loading"]
+
+_THREADS = 8
+"""The driver builds graphs and execs side by side; more threads than this do not help."""
 
 
 class Loading:
@@ -38,6 +41,9 @@ class Loading:
     ) -> None:
         self._kernels, self._notes, self._ordinal, self._pool = kernels, notes, ordinal, pool
         self._driver = _driver.current()
+        self._handle = cuda_pools.handle_of(pool.id)
+        pools = self._driver.mem_pools()
+        self._others = [one._core for one in pools if one is not pool]
         self._memory = Memory()
         self.segments: dict[str, torch.Tensor] = {}
         self._allocate()
@@ -61,22 +67,43 @@ class Loading:
                     f"{name} has a storage of its own, expected that of {note.memory}, as saved"
                 )
 
-    def graph(self, name: str, path: str) -> CUDAGraph:
-        """Build a graph, which keeps all memory alive."""
-        began = time.perf_counter()
+    def graphs(self, path: str) -> dict[str, CUDAGraph]:
+        """Build all graphs; each keeps all memory alive."""
+        names = list(self._notes.graphs)
+        with ThreadPoolExecutor(_THREADS) as threads:
+            templates = list(threads.map(self._template, names))
+            graphs = [
+                self._graph(name, template, path)
+                for name, template in zip(names, templates, strict=True)
+            ]
+            measures = is_weighing()
+            # All of them, or the error of the first that fails.
+            for _ in threads.map(lambda graph: graph._instantiate(measures), graphs):
+                pass
+        for graph in graphs:
+            graph._run_hooks("instantiate")
+            graph.capture_end_post()
+        return dict(zip(names, graphs, strict=True))
+
+    def _template(self, name: str) -> tuple[_core.Template, list[int]]:
+        """Build a template; return it with the addresses of its random state, if it draws."""
         ranges, owners = self._memory.ranges, list(self._memory.owners)
         words: list[int] = []
-        step = self._notes.graphs[name].step
-        if step:
+        if self._notes.graphs[name].step:
+            # As far apart as torch's allocator puts them.
             state = torch.empty(128, dtype=torch.int64, device=self._ordinal)
             words = [state.data_ptr(), state[64:].data_ptr()]
             ranges = [*ranges, (SEED, words[0], WORD), (OFFSET, words[1], WORD)]
             owners.append(state)
         template = self._kernels.template(name, ranges, owners)
-        handle = cuda_pools.handle_of(self._pool.id)
         template.retain_pool(self._pool._core)
-        pools = self._driver.mem_pools()
-        template.require_named([one._core for one in pools if one is not self._pool])
+        if self._others:
+            template.require_named(self._others)
+        return template, words
+
+    def _graph(self, name: str, built: tuple[_core.Template, list[int]], path: str) -> CUDAGraph:
+        """Return a graph of a template, which is live."""
+        (template, words), step = built, self._notes.graphs[name].step
         inputs = None
         generators = []
         if words:
@@ -86,17 +113,15 @@ class Loading:
         graph = CUDAGraph()
         captured = Captured(
             template,
-            pools=[handle],
+            pools=[self._handle],
             current=_torch.current_stream_source(),
             ordinal=self._ordinal,
             inputs=inputs,
             generators=generators,
-            retained=(handle, owners),
-            footprint=Footprint(0, None, None, None, path, time.perf_counter() - began),
+            retained=self._handle,
+            footprint=Footprint(0, None, None, None, path, 0),
         )
         graph._hold(captured, self._driver)
-        graph.instantiate()
-        graph.capture_end_post()
         return graph
 
     def _allocate(self) -> None:

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from cgraph import _core
-from cgraph._saved.memory import OFFSET, SEED, WORD, Memory, note_of
+from cgraph._captures.eager_blocks import eager_blocks
+from cgraph._saved.memory import OFFSET, SEED, WORD, Memory, Named, note_of
 from cgraph._saved.notes import GraphNote, TensorNote
 from cgraph.errors import ArgumentError, CgraphError, ForeignError, StateError, add_note
 
@@ -42,7 +43,10 @@ def require_savable(name: str, graph: CUDAGraph) -> int:
 def pools_of(
     graphs: Iterable[CUDAGraph], memory: Memory
 ) -> list[tuple[tuple[str, int], tuple[int, int]]]:
-    """Name the segments of all pools; return the place and range of each block that is alive there.
+    """Name the segments of all pools.
+
+    Returns:
+        Place and range of each block there that is in use and that no capture has allocated.
 
     Raises:
         StateError: A pool is paused.
@@ -53,10 +57,11 @@ def pools_of(
         pool = graph._driver.mem_pool(handle)
         if pool is not None and pool.is_paused:
             raise StateError(f"save() of graphs in {pool!r}, which is paused: call its resume()")
-        state = graph._driver.pool_state(handle)
-        for start, size in state.segments:
+        state, eager = graph._driver.pool_state(handle), eager_blocks(handle)
+        for start, size in sorted(state.segments):
             memory.add(f"<segment {len(memory.ranges)}>", start, size, graph)
-        found += [(place, one) for one in state.blocks if (place := memory.find(one[0]))]
+        blocks = [one for one in state.blocks if eager is None or one[0] in eager]
+        found += [(place, one) for one in blocks if (place := memory.find(one[0]))]
     return found
 
 
@@ -77,20 +82,33 @@ def noted(tensors: Mapping[str, torch.Tensor], memory: Memory) -> dict[str, Tens
 
 
 def add_graph(
-    saved: _core.SavedGraphs, name: str, graph: CUDAGraph, memory: Memory
-) -> tuple[int, GraphNote]:
-    """Add a graph; return the number of its addresses, and its note."""
-    captured = graph._captured
-    assert captured is not None
-    ranges, step = memory.ranges, 0
-    if captured.generators:
-        [(_, step)], [(seed, offset)] = captured.generators, captured.random_words
-        ranges = [*ranges, (SEED, seed, WORD), (OFFSET, offset, WORD)]
+    saved: _core.SavedGraphs,
+    name: str,
+    first: tuple[CUDAGraph, Memory],
+    again: tuple[CUDAGraph, Memory] | None,
+) -> tuple[tuple[int, int], GraphNote]:
+    """Add a graph, maybe with a second capture of it.
+
+    Returns:
+        How many of its addresses are proven and assumed, and its note.
+    """
+    graph = first[0]
+    assert graph._captured is not None
+    step = sum(step for _, step in graph._captured.generators)
+    other = None if again is None else (again[0]._template, _ranges(*again))
     try:
-        return saved.add(name, graph._template, ranges), GraphNote(step)
+        return saved.add(name, graph._template, _ranges(*first), other), GraphNote(step)
     except CgraphError as error:
         add_note(error, f"cgraph: graph {name!r} was not saved{_advice(str(error))}")
         raise
+
+
+def _ranges(graph: CUDAGraph, memory: Memory) -> list[Named]:
+    """Return named memory, with the words of the graph's random state if it draws."""
+    captured = graph._captured
+    assert captured is not None
+    words = [[(SEED, seed, WORD), (OFFSET, offset, WORD)] for seed, offset in captured.random_words]
+    return [*memory.ranges, *(one for pair in words for one in pair)]
 
 
 def _advice(text: str) -> str:

@@ -8,17 +8,33 @@ from pathlib import Path
 
 import torch
 
+from cgraph import _core
 from cgraph.errors import TorchError
 
-__all__ = ["cupti_library"]
+__all__ = ["record_images", "records_images"]
+
+_recorders: list[str] = []
 
 
-def cupti_library() -> str:
-    """Return a name or path by which torch's CUPTI can be opened.
+def record_images() -> None:
+    """Let the core keep what kernels are loaded from.
 
     Raises:
-        TorchError: There is none.
+        TorchError: There is no CUPTI.
+        CgraphError: It serves somebody else.
     """
+    library = _library()
+    _core.record_images(library)
+    _recorders.append(library)
+
+
+def records_images() -> bool:
+    """Return whether :func:`record_images` was called."""
+    return bool(_recorders)
+
+
+def _library() -> str:
+    """Return a name or path by which torch's CUPTI can be opened."""
     version = (torch.version.cuda or "13").split(".", maxsplit=1)[0]
     name = f"libcupti.so.{version}"
     # torch's profiler may have opened it; otherwise it is in a wheel beside torch's.

@@ -6,6 +6,8 @@ use std::io::{self, Read, Write};
 use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 
 use sha2::{Digest, Sha256};
 
@@ -23,6 +25,8 @@ const DIGEST: Range<usize> = 24..56;
 const ROW: usize = 56;
 /// Sections begin at multiples of it.
 const ALIGNMENT: usize = 64;
+/// Threads that digest sections.
+const THREADS: usize = 8;
 /// Others may write it.
 const WRITTEN_BY_OTHERS: u32 = 0o022;
 const ROOT: u32 = 0;
@@ -85,18 +89,44 @@ impl Contents {
             return Err(damaged("its header is damaged"));
         }
         let mut sections = Vec::with_capacity(count);
+        let mut rows = Vec::with_capacity(count);
         for (number, row) in table.chunks_exact(ROW).enumerate() {
             let [begin, length] = [8, 16].map(|at| usize::try_from(u64_at(row, at)));
             let (begin, length) = (begin.map_err(|_| cut())?, length.map_err(|_| cut())?);
             let end = begin.checked_add(length).ok_or_else(cut)?;
             let section = bytes.get(begin..end).ok_or_else(cut)?;
-            if row[24..] != digest(&[section]) {
-                return Err(damaged(&format!("its section {number} is damaged")));
-            }
+            rows.push((number, section, &row[24..]));
             sections.push((u32_at(row, 0), begin..end));
+        }
+        if let Some(number) = first_damaged(&rows) {
+            return Err(damaged(&format!("its section {number} is damaged")));
         }
         Ok(Self { bytes, sections })
     }
+}
+
+/// Return the number of the first section that is not as its digest says, by several threads.
+fn first_damaged(rows: &[(usize, &[u8], &[u8])]) -> Option<usize> {
+    let next = AtomicUsize::new(0);
+    let look = || {
+        let mut found = None;
+        while let Some((number, section, expected)) = rows.get(next.fetch_add(1, Ordering::Relaxed))
+        {
+            if digest(&[section]) != **expected {
+                found = found.or(Some(*number));
+            }
+        }
+        found
+    };
+    thread::scope(|scope| {
+        let threads: Vec<_> = (0..THREADS.min(rows.len()))
+            .map(|_| scope.spawn(look))
+            .collect();
+        let found = threads
+            .into_iter()
+            .filter_map(|one| one.join().ok().flatten());
+        found.min()
+    })
 }
 
 /// Write a file of these kinds and sections in place of the one that may be there, as a whole: whoever reads, and

@@ -59,6 +59,24 @@ pub(super) struct Body {
     pub(super) edges: Vec<SavedEdge>,
 }
 
+impl Body {
+    /// All places in memory.
+    pub(super) fn places_mut(&mut self) -> Vec<&mut Place> {
+        let mut places = Vec::new();
+        for node in &mut self.nodes {
+            match node {
+                SavedNode::Kernel(kernel) => {
+                    places.extend(kernel.pointers.iter_mut().map(|one| &mut one.place));
+                }
+                SavedNode::Memcpy { dst, src, .. } => places.extend([dst, src]),
+                SavedNode::Memset { dst, .. } => places.push(dst),
+                SavedNode::Empty | SavedNode::Child(_) => {}
+            }
+        }
+        places
+    }
+}
+
 /// What a node does.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum SavedNode {

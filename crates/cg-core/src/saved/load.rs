@@ -1,5 +1,9 @@
 //! Data becomes a template again.
 
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+
 use super::Names;
 use super::graph::{Body, Index, NamedMemory, Place, SavedGraph, SavedKernel, SavedNode};
 use crate::device::Device;
@@ -33,6 +37,7 @@ pub(super) fn build(
         device,
         memory: &bound,
         functions,
+        new: RefCell::default(),
     };
     // A child graph comes behind the one that it is in, and is built before it: the last one is the first here.
     let mut built: Vec<OwnedGraph> = Vec::with_capacity(graph.bodies.len());
@@ -96,10 +101,13 @@ fn most_shared_bytes(index: &Index, function: usize) -> u32 {
 }
 
 fn bind<'a>(device: &Device, graph: &SavedGraph, memory: &'a Names<'a>) -> Result<Vec<&'a Memory>> {
+    let mut by_name: HashMap<&str, Vec<&'a Memory>> = HashMap::new();
+    for (name, memory) in memory {
+        by_name.entry(name).or_default().push(memory);
+    }
     let find = |saved: &NamedMemory| {
-        let mut found = memory.iter().filter(|(name, _)| *name == saved.name);
         let argument = || format!("memory {:?}", saved.name);
-        let (Some((_, found)), None) = (found.next(), found.next()) else {
+        let Some([found]) = by_name.get(&*saved.name).map(Vec::as_slice) else {
             let names: Vec<_> = memory.iter().map(|(name, _)| *name).collect();
             let expected = format!("{:?}, once", saved.name);
             let argument = "the names of memory";
@@ -125,6 +133,8 @@ struct Builder<'a> {
     device: &'a Device,
     memory: &'a [&'a Memory],
     functions: &'a [Function],
+    /// The launch attributes that a new node of each function has.
+    new: RefCell<HashMap<u32, Vec<LaunchAttribute>>>,
 }
 
 impl Builder<'_> {
@@ -166,7 +176,7 @@ impl Builder<'_> {
             }
             SavedNode::Kernel(kernel) => {
                 let node = graph.add_node(&[], &NodeSpec::Work(self.kernel(kernel)?))?;
-                set_attributes(graph, node, kernel)?;
+                self.set_attributes(graph, node, kernel)?;
                 return Ok(node);
             }
             SavedNode::Memcpy { dst, src, bytes } => WorkSpec::Memcpy {
@@ -218,29 +228,39 @@ impl Builder<'_> {
         let address = memory.address().offset(place.offset);
         is_inside.then_some(address).ok_or_else(damaged)
     }
-}
 
-/// Give a node the launch attributes that its kernel had; a new one may have some already.
-fn set_attributes(graph: &OwnedGraph, node: NodeHandle, kernel: &SavedKernel) -> Result<()> {
-    let now = graph.attributes(node)?;
-    let is_saved = |id: u32| kernel.attributes.iter().any(|(saved, _)| *saved == id);
-    for attribute in &now {
-        if !is_saved(attribute.id) {
-            let zero = LaunchAttribute {
-                id: attribute.id,
-                value: [0; 64],
-            };
-            graph.set_attribute(node, &zero)?;
+    /// Give a node the launch attributes that its kernel had; a new one has those of its function.
+    fn set_attributes(
+        &self,
+        graph: &OwnedGraph,
+        node: NodeHandle,
+        kernel: &SavedKernel,
+    ) -> Result<()> {
+        let mut new = self.new.borrow_mut();
+        // The driver is asked once for each function: there are many attributes, and many nodes.
+        let now = match new.entry(kernel.function) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(unknown) => unknown.insert(graph.attributes(node)?),
+        };
+        let is_saved = |id: u32| kernel.attributes.iter().any(|(saved, _)| *saved == id);
+        for attribute in &*now {
+            if !is_saved(attribute.id) {
+                let zero = LaunchAttribute {
+                    id: attribute.id,
+                    value: [0; 64],
+                };
+                graph.set_attribute(node, &zero)?;
+            }
         }
-    }
-    for (id, value) in &kernel.attributes {
-        let value = <[u8; 64]>::try_from(&**value).map_err(|_| damaged())?;
-        let wanted = LaunchAttribute { id: *id, value };
-        if !now.contains(&wanted) {
-            graph.set_attribute(node, &wanted)?;
+        for (id, value) in &kernel.attributes {
+            let value = <[u8; 64]>::try_from(&**value).map_err(|_| damaged())?;
+            let wanted = LaunchAttribute { id: *id, value };
+            if !now.contains(&wanted) {
+                graph.set_attribute(node, &wanted)?;
+            }
         }
+        Ok(())
     }
-    Ok(())
 }
 
 fn damaged() -> Error {

@@ -36,6 +36,7 @@
 mod file;
 mod graph;
 mod load;
+mod named;
 mod places;
 mod read;
 
@@ -159,12 +160,12 @@ impl Saved {
         // One after the other: two templates that are locked at once might be locked in the other order elsewhere.
         let first = read(template, &mut images)?;
         let second = moved.map(|(other, _)| read(other, &mut images));
-        let (bodies, taken) = places.bodies(&first, second.transpose()?.as_ref())?;
+        let (bodies, memory, taken) = places.bodies(&first, second.transpose()?.as_ref())?;
         self.images = images.known;
         self.index.functions = images.functions;
         self.index.graphs.push(SavedGraph {
             name: name.to_owned(),
-            memory: Places::named(memory),
+            memory,
             bodies,
         });
         Ok(taken)
@@ -202,7 +203,7 @@ impl Saved {
         self.index.graphs.iter().map(|graph| &*graph.name).collect()
     }
 
-    /// Return the names and bytes of the memory that a graph works on; none for a graph that is not there.
+    /// Return the names and bytes of the memory that the nodes of a graph name; none for a graph that is not there.
     #[must_use]
     pub fn memory(&self, name: &str) -> Option<Vec<(&str, u64)>> {
         let memory = self.graph(name)?.memory.iter();

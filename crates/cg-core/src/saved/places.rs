@@ -1,6 +1,9 @@
 //! Addresses become places in memory that has a name.
 
+use std::collections::{BTreeMap, HashMap};
+
 use super::graph::{Body, NamedMemory, Place, Pointer, SavedKernel, SavedNode};
+use super::named::Named;
 use super::read::{ReadGraph, ReadGraphs, ReadKernel, ReadNode, at_node};
 use super::{Names, Taken, small};
 use crate::device::Device;
@@ -10,8 +13,10 @@ use crate::error::{Error, Result};
 /// Finds what is an address among the words of one template, or of two of the same work with other memory.
 pub(super) struct Places<'a> {
     device: &'a Device,
-    memory: &'a Names<'a>,
-    moved: Option<&'a Names<'a>>,
+    memory: Named<'a>,
+    moved: Option<Named<'a>>,
+    /// Whether something is allocated at the words that were asked for.
+    allocated: HashMap<u64, bool>,
     taken: Taken,
 }
 
@@ -30,37 +35,33 @@ impl<'a> Places<'a> {
         memory: &'a Names<'a>,
         moved: Option<&'a Names<'a>>,
     ) -> Result<Self> {
-        require_apart(memory)?;
-        if let Some(moved) = moved {
-            require_apart(moved)?;
-            let are_alike = |(one, other): (&(&str, _), &(&str, _))| one.0 == other.0;
-            let sizes = |names: &Names<'_>| -> Vec<u64> {
-                names.iter().map(|(_, memory)| memory.bytes()).collect()
-            };
-            let is_same = memory.len() == moved.len()
-                && sizes(memory) == sizes(moved)
-                && memory.iter().zip(moved).all(are_alike);
-            if !is_same {
-                let expected = "those of the first template, in their order";
-                let given = "with other names or sizes";
-                let argument = "the memory of the second template";
-                return Err(Error::invalid(argument, &given, expected));
-            }
+        let memory = Named::new(memory)?;
+        let moved = moved.map(Named::new).transpose()?;
+        if moved
+            .as_ref()
+            .is_some_and(|moved| moved.sizes() != memory.sizes())
+        {
+            let expected = "those of the first template, in their order";
+            let given = "with other names or sizes";
+            let argument = "the memory of the second template";
+            return Err(Error::invalid(argument, &given, expected));
         }
         Ok(Self {
             device,
             memory,
             moved,
+            allocated: HashMap::new(),
             taken: Taken::default(),
         })
     }
 
-    /// Return the graphs with places in memory for addresses, and how these were found.
+    /// Return the graphs with places in memory for addresses, the memory that has such places, and how these were
+    /// found.
     pub(super) fn bodies(
         mut self,
         read: &ReadGraphs,
         other: Option<&ReadGraphs>,
-    ) -> Result<(Vec<Body>, Taken)> {
+    ) -> Result<(Vec<Body>, Vec<NamedMemory>, Taken)> {
         if other.is_some_and(|other| other.graphs.len() != read.graphs.len()) {
             return Err(unlike("one with other child graphs"));
         }
@@ -69,17 +70,28 @@ impl<'a> Places<'a> {
             let other = other.map(|other| &other.graphs[number]);
             bodies.push(self.body(graph, other)?);
         }
-        Ok((bodies, self.taken))
+        let mut numbers = BTreeMap::new();
+        for place in bodies.iter_mut().flat_map(Body::places_mut) {
+            let next = small(numbers.len())?;
+            place.memory = *numbers.entry(place.memory).or_insert(next);
+        }
+        let mut named: Vec<(u32, NamedMemory)> = numbers
+            .into_iter()
+            .map(|(before, number)| (number, self.named(before)))
+            .collect();
+        named.sort_unstable_by_key(|(number, _)| *number);
+        let named = named.into_iter().map(|(_, memory)| memory).collect();
+        Ok((bodies, named, self.taken))
     }
 
-    /// The memory, as a file has it.
-    pub(super) fn named(memory: &Names<'_>) -> Vec<NamedMemory> {
-        let named = memory.iter().map(|(name, memory)| NamedMemory {
-            name: (*name).to_owned(),
+    /// Return memory as a file has it.
+    fn named(&self, number: u32) -> NamedMemory {
+        let (name, memory) = self.memory.get(number);
+        NamedMemory {
+            name: name.to_owned(),
             bytes: memory.bytes(),
             alignment: alignment_of(memory.address()),
-        });
-        named.collect()
+        }
     }
 
     fn body(&mut self, graph: &ReadGraph, other: Option<&ReadGraph>) -> Result<Body> {
@@ -92,7 +104,11 @@ impl<'a> Places<'a> {
         for (number, node) in graph.nodes.iter().enumerate() {
             let other = other.map(|other| &other.nodes[number]);
             let saved = self.node(node, other);
-            nodes.push(saved.map_err(|error| at_node(number, error))?);
+            let kernel = match node {
+                ReadNode::Kernel(kernel) => Some(&*kernel.name),
+                _ => None,
+            };
+            nodes.push(saved.map_err(|error| at_node(number, kernel, error))?);
         }
         Ok(Body {
             nodes,
@@ -204,69 +220,69 @@ impl<'a> Places<'a> {
 
     /// Tell whether a word of an argument is an address; `moved` is that of the second template.
     fn word(&mut self, word: u64, moved: Option<u64>) -> Result<Word> {
-        let (Some(names), Some(other)) = (self.moved, moved) else {
-            let place = self.only_place(word)?;
-            if place.is_none() && self.is_memory(word)? {
-                return Err(unnamed(word));
-            }
-            self.taken.assumed += usize::from(place.is_some());
-            return Ok(place.map_or(Word::Number, Word::Address));
+        let (Some(names), Some(other)) = (&self.moved, moved) else {
+            // Nothing shows whether a number at the very end of memory is an address.
+            let place = self.memory.inside(word);
+            return self.assumed(word, place);
         };
         if word == other {
             // An address of memory that has not moved, or a number.
-            let still = self.still_place(word, names)?;
-            if still.is_none() && !is_in(self.memory, word) && self.is_memory(word)? {
-                return Err(unnamed(word));
+            let place = self.memory.inside(word);
+            let address = |named: &Named<'_>, place: Place| named.get(place.memory).1.address();
+            let still =
+                place.filter(|place| address(names, *place) == address(&self.memory, *place));
+            if place.is_some() && still.is_none() {
+                return Ok(Word::Number);
             }
-            self.taken.assumed += usize::from(still.is_some());
-            return Ok(still.map_or(Word::Number, Word::Address));
+            return self.assumed(word, still);
         }
-        let (here, there) = (places_in(self.memory, word)?, places_in(names, other)?);
-        let mut both = here.iter().filter(|place| there.contains(place));
-        match (both.next(), both.next()) {
-            (Some(place), None) => {
+        let there: Vec<Place> = names.around(other).collect();
+        let mut here = self.memory.around(word).collect::<Vec<_>>();
+        here.retain(|place| there.contains(place));
+        match here[..] {
+            [place] => {
                 self.taken.proven += 1;
-                Ok(Word::Address(*place))
+                return Ok(Word::Address(place));
             }
-            (Some(_), Some(_)) => Err(ambiguous(word)),
-            // Bytes between the fields of a struct may be anything, but nothing that lies in memory.
-            (None, _) if !self.is_memory(word)? && !self.is_memory(other)? => {
-                self.taken.left += 1;
-                Ok(Word::Number)
-            }
-            (None, _) => {
-                let given = format!("{word:#x}, and {other:#x} in the second template");
-                let expected = "the same place in memory of one name";
-                Err(Error::invalid("an address", &given, expected))
-            }
+            [_, ..] => return Err(ambiguous(word)),
+            [] => {}
         }
+        // Bytes between the fields of a struct may be anything, but nothing that lies in memory.
+        if self.is_memory(word)? || self.is_memory(other)? {
+            return Err(moved_otherwise(word, other));
+        }
+        self.taken.left += 1;
+        Ok(Word::Number)
+    }
+
+    /// Take a word for an address if it has a place; refuse one that lies in other memory.
+    fn assumed(&mut self, word: u64, place: Option<Place>) -> Result<Word> {
+        if let Some(place) = place {
+            self.taken.assumed += 1;
+            return Ok(Word::Address(place));
+        }
+        if self.is_memory(word)? {
+            return Err(unnamed(word));
+        }
+        Ok(Word::Number)
     }
 
     /// Return where a range of memory lies, which must have a name.
     fn range(&mut self, address: u64, moved: Option<u64>, bytes: u64) -> Result<Place> {
-        let whole = |place: &Place| {
-            let memory = self.memory[place.memory as usize].1.bytes();
-            place
-                .offset
-                .checked_add(bytes)
-                .is_some_and(|end| end <= memory)
-                && place.offset < memory
-        };
-        let here: Vec<Place> = places_in(self.memory, address)?
-            .into_iter()
-            .filter(whole)
-            .collect();
-        let Some(place) = here.first().copied() else {
+        let mut whole = self
+            .memory
+            .around(address)
+            .filter(|place| self.memory.has(*place, bytes));
+        let Some(place) = whole.next() else {
             return Err(unnamed(address));
         };
-        let Some((names, other)) = self.moved.zip(moved) else {
+        drop(whole);
+        let Some((names, other)) = self.moved.as_ref().zip(moved) else {
             self.taken.assumed += 1;
             return Ok(place);
         };
-        if !places_in(names, other)?.contains(&place) {
-            let given = format!("{address:#x}, and {other:#x} in the second template");
-            let expected = "the same place in memory of one name";
-            return Err(Error::invalid("an address", &given, expected));
+        if !names.around(other).any(|there| there == place) {
+            return Err(moved_otherwise(address, other));
         }
         if address == other {
             self.taken.assumed += 1;
@@ -276,26 +292,17 @@ impl<'a> Places<'a> {
         Ok(place)
     }
 
-    /// Return the place inside of memory where an address is. Nothing shows whether a number at the very end is one.
-    fn only_place(&self, address: u64) -> Result<Option<Place>> {
-        let places = places_in(self.memory, address)?.into_iter();
-        let mut inside =
-            places.filter(|place| place.offset < self.memory[place.memory as usize].1.bytes());
-        Ok(inside.next())
-    }
-
-    /// The same for memory that is where it is in both templates.
-    fn still_place(&self, address: u64, names: &Names<'_>) -> Result<Option<Place>> {
-        let place = self.only_place(address)?;
-        Ok(place.filter(|place| {
-            let number = place.memory as usize;
-            names[number].1.address() == self.memory[number].1.address()
-        }))
-    }
-
     /// Return whether something is allocated at an address.
-    fn is_memory(&self, address: u64) -> Result<bool> {
-        Ok(address >= LOWEST && self.device.memory_range(Address(address))?.is_some())
+    fn is_memory(&mut self, address: u64) -> Result<bool> {
+        if address < LOWEST {
+            return Ok(false);
+        }
+        if let Some(known) = self.allocated.get(&address) {
+            return Ok(*known);
+        }
+        let found = self.device.memory_range(Address(address))?.is_some();
+        self.allocated.insert(address, found);
+        Ok(found)
     }
 }
 
@@ -313,44 +320,6 @@ pub(super) fn alignment_of(address: Address) -> u64 {
     LARGEST_ALIGNMENT.min(largest)
 }
 
-fn require_apart(memory: &Names<'_>) -> Result<()> {
-    for (number, (name, one)) in memory.iter().enumerate() {
-        for (other_name, other) in &memory[..number] {
-            if name == other_name {
-                let expected = "one for each piece of memory";
-                return Err(Error::invalid("a name of memory", &name, expected));
-            }
-            let (one, other) = (one.range(), other.range());
-            if one.start < other.end && other.start < one.end {
-                let given = format!("where {other_name:?} is as well");
-                let argument = format!("memory {name:?}");
-                return Err(Error::invalid(argument, &given, "memory of its own"));
-            }
-        }
-    }
-    Ok(())
-}
-
-/// Return the places where an address may be: inside of memory, or just behind it.
-fn places_in(memory: &Names<'_>, address: u64) -> Result<Vec<Place>> {
-    let mut places = Vec::new();
-    for (number, (_, memory)) in memory.iter().enumerate() {
-        let range = memory.range();
-        if range.contains(&address) || address == range.end {
-            places.push(Place {
-                memory: small(number)?,
-                offset: address - range.start,
-            });
-        }
-    }
-    Ok(places)
-}
-
-fn is_in(memory: &Names<'_>, address: u64) -> bool {
-    let mut all = memory.iter();
-    all.any(|(_, memory)| memory.range().contains(&address))
-}
-
 /// Return the word at a place that is there.
 fn word_at(bytes: &[u8], at: usize) -> u64 {
     let mut word = [0; WORD];
@@ -361,6 +330,12 @@ fn word_at(bytes: &[u8], at: usize) -> u64 {
 fn unnamed(address: u64) -> Error {
     let given = format!("{address:#x}, which lies in memory without a name");
     Error::invalid("an address", &given, "one in memory that was given a name")
+}
+
+fn moved_otherwise(address: u64, other: u64) -> Error {
+    let given = format!("{address:#x}, and {other:#x} in the second template");
+    let expected = "the same place in memory of one name";
+    Error::invalid("an address", &given, expected)
 }
 
 fn ambiguous(address: u64) -> Error {

@@ -46,6 +46,7 @@ pub(super) enum ReadNode {
 pub(super) struct ReadKernel {
     /// The number of the kernel among those of the images.
     pub(super) function: u32,
+    pub(super) name: String,
     pub(super) grid: [u32; 3],
     pub(super) block: [u32; 3],
     pub(super) shared_bytes: u32,
@@ -92,7 +93,7 @@ impl Reader<'_, '_> {
         let mut nodes = Vec::with_capacity(handles.len());
         for (number, handle) in handles.iter().enumerate() {
             let node = self.node(graph, *handle);
-            nodes.push(node.map_err(|error| at_node(number, error))?);
+            nodes.push(node.map_err(|error| at_node(number, None, error))?);
         }
         let edges = edges_of(graph, &handles, self.is_left_out)?;
         self.read.graphs[place] = ReadGraph { nodes, edges };
@@ -116,7 +117,8 @@ impl Reader<'_, '_> {
                 shared_bytes,
                 args,
             }) => Ok(ReadNode::Kernel(ReadKernel {
-                function: self.function((graph, node), &detail, function)?,
+                function: self.function((graph, node), name_of(&detail), function)?,
+                name: name_of(&detail).to_owned(),
                 grid: [grid.x, grid.y, grid.z],
                 block: [block.x, block.y, block.z],
                 shared_bytes,
@@ -150,16 +152,12 @@ impl Reader<'_, '_> {
     fn function(
         &mut self,
         node: (&OwnedGraph, NodeHandle),
-        detail: &NodeDetail,
+        name: &str,
         handle: FunctionHandle,
     ) -> Result<u32> {
         if let Some(number) = self.numbers.get(&handle) {
             return Ok(*number);
         }
-        let name = match detail {
-            NodeDetail::Kernel { name, .. } => name.as_deref().unwrap_or_default(),
-            _ => "",
-        };
         let number = self.images.find(node, name, handle)?;
         self.numbers.insert(handle, number);
         Ok(number)
@@ -219,18 +217,26 @@ fn edges_of(
 }
 
 /// Say which node an error is about.
-pub(super) fn at_node(number: usize, error: Error) -> Error {
+pub(super) fn at_node(number: usize, kernel: Option<&str>, error: Error) -> Error {
+    let kernel = kernel.map_or_else(String::new, |name| format!(" ({name})"));
     match error {
         Error::Invalid {
             argument,
             given,
             expected,
         } => Error::Invalid {
-            argument: format!("node {number}: {argument}"),
+            argument: format!("node {number}{kernel}: {argument}"),
             given,
             expected,
         },
         other => other,
+    }
+}
+
+fn name_of(detail: &NodeDetail) -> &str {
+    match detail {
+        NodeDetail::Kernel { name, .. } => name.as_deref().unwrap_or_default(),
+        _ => "",
     }
 }
 

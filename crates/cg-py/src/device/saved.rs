@@ -37,21 +37,31 @@ impl SavedGraphs {
         Ok(Self { core })
     }
 
-    /// Add a graph; return how many addresses it names, as far as anything shows.
+    /// Add a graph, which was maybe captured `again` with other memory; return how many addresses are proven by that,
+    /// and how many are assumed.
+    #[pyo3(signature = (name, template, memory, again=None))]
     fn add(
         &mut self,
         py: Python<'_>,
         name: &str,
         template: &Template,
         memory: Vec<Named>,
-    ) -> PyResult<usize> {
-        let device = template.core.device();
-        let memory = in_core(device, memory);
+        again: Option<(PyRef<'_, Template>, Vec<Named>)>,
+    ) -> PyResult<(usize, usize)> {
+        let memory = in_core(template.core.device(), memory);
+        let again = again.map(|(other, memory)| {
+            let memory = in_core(other.core.device(), memory);
+            (Arc::clone(&other.core), memory)
+        });
         let taken = detached(py, || {
-            self.core
-                .add(name, &[], (&template.core, &borrowed(&memory)), None)
+            let moved = again
+                .as_ref()
+                .map(|(other, memory)| (&**other, borrowed(memory)));
+            let moved = moved.as_ref().map(|(other, memory)| (*other, &**memory));
+            let memory = borrowed(&memory);
+            self.core.add(name, &[], (&template.core, &memory), moved)
         })?;
-        Ok(taken.assumed)
+        Ok((taken.proven, taken.assumed))
     }
 
     /// Add what lies in a block: a part, from an offset on, of memory that has a name.
