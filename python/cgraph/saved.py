@@ -43,7 +43,7 @@ __all__ = ["FileReport", "LoadedGraphs", "load", "record_images", "save"]
 
 @dataclass(frozen=True)
 class FileReport:
-    """What was saved or loaded.
+    """The numbers of a file that was saved or loaded.
 
     Attributes:
         path: The file.

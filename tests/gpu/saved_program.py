@@ -1,7 +1,7 @@
 """Two processes: ``saved_program.py save FOLDER`` saves graphs, and ``load`` compares them.
 
-The one that saves writes what its own replays return for random inputs; the one that loads wants the
-same bits, with memory at other addresses.
+The one that saves writes what its own replays return for random inputs; the one that loads wants
+the same bits, with memory at other addresses.
 """
 
 from __future__ import annotations

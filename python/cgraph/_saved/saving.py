@@ -1,4 +1,4 @@
-"""What a file of graphs is made from: their pools, named tensors and random state."""
+"""The parts of a file of graphs: their pools, named tensors and random state."""
 
 from __future__ import annotations
 

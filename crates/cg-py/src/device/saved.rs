@@ -33,7 +33,7 @@ impl SavedGraphs {
     /// Read a file.
     #[staticmethod]
     fn open(py: Python<'_>, path: PathBuf) -> PyResult<Self> {
-        let core = detached(py, || Saved::open(&path))?;
+        let core = detached(py, move || Saved::open(&path))?;
         Ok(Self { core })
     }
 
@@ -73,7 +73,8 @@ impl SavedGraphs {
         block: (u64, u64),
     ) -> PyResult<()> {
         let memory = raw::memory(&device.core, block.0, block.1);
-        detached(py, || self.core.add_contents(&place.0, place.1, &memory))
+        let (name, offset) = place;
+        detached(py, || self.core.add_contents(&name, offset, &memory))
     }
 
     /// A text that is kept with the graphs.
@@ -95,7 +96,7 @@ impl SavedGraphs {
 
     /// Write a file, which only its owner may read.
     fn write(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
-        detached(py, || self.core.write(&path))
+        detached(py, move || self.core.write(&path))
     }
 
     /// Load the kernels.
@@ -143,7 +144,7 @@ impl LoadedGraphs {
 /// From now on, keep what kernels are loaded from; `cupti` is the file of CUPTI.
 #[pyfunction]
 pub(crate) fn record_images(py: Python<'_>, cupti: PathBuf) -> PyResult<()> {
-    detached(py, || start(&cupti))
+    detached(py, move || start(&cupti))
 }
 
 #[cfg(feature = "cuda")]

@@ -184,18 +184,18 @@ unsafe fn copied(image: *const u8) -> Option<Vec<u8>> {
     let head = unsafe { image.cast::<[u8; 4]>().read_unaligned() };
     if head == WRAPPED {
         // SAFETY: a wrapper has a version behind its number.
-        let version = unsafe { image.add(4).cast::<u32>().read_unaligned() };
+        let version = unsafe { image.wrapping_add(4).cast::<u32>().read_unaligned() };
         if version != OF_ONE {
             return None;
         }
         // SAFETY: behind the version stands where the fatbin is, which is no wrapper again.
-        let inner = unsafe { image.add(8).cast::<*const u8>().read_unaligned() };
+        let inner = unsafe { image.wrapping_add(8).cast::<*const u8>().read_unaligned() };
         // SAFETY: the driver has loaded the fatbin that is there.
         return unsafe { copied(inner) };
     }
     let read = |at: usize, into: &mut [u8]| {
         // SAFETY: headers name what the image has.
-        unsafe { ptr::copy_nonoverlapping(image.add(at), into.as_mut_ptr(), into.len()) };
+        unsafe { ptr::copy_nonoverlapping(image.wrapping_add(at), into.as_mut_ptr(), into.len()) };
         Some(())
     };
     if let Some(bytes) = binary_length(&read) {

@@ -1,0 +1,225 @@
+"""Rules of saved graphs, in a process that records images; ``test_saved.py`` runs it."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import cgraph
+from cgraph.errors import ArgumentError, CgraphError, StateError
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True, scope="module")
+def recorded() -> None:
+    cgraph.record_images()
+    cgraph.record_images()  # once more changes nothing
+
+
+def fresh(*shape: int) -> Tensor:
+    return torch.randn(*shape, device="cuda")
+
+
+@torch.no_grad()
+def capture(
+    run: Callable[[], Any], pool: Any = None, **options: Any
+) -> tuple[cgraph.CUDAGraph, Any]:
+    """Run a function and capture it; return the graph and what it returned."""
+    run()
+    graph = cgraph.CUDAGraph(keep_graph=True)
+    for generator in options.get("generators", ()):
+        graph.register_generator_state(generator)
+    with cgraph.graph(graph, pool=pool):
+        out = run()
+    return graph, out
+
+
+def replayed(graph: cgraph.CUDAGraph, out: Tensor) -> Tensor:
+    out.fill_(77)
+    graph.replay()
+    return out.clone()
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> tuple[Path, nn.Module, Tensor]:
+    """Save a graph of a layer; return the file, the layer and its input."""
+    layer, x = nn.Linear(64, 64).cuda(), fresh(8, 64)
+    graph, out = capture(lambda: layer(x).relu())
+    cgraph.save(tmp_path / "graphs", graph, {"layer": layer, "x": x, "out": out})
+    return tmp_path / "graphs", layer, x
+
+
+def test_loaded_graphs_use_what_they_are_given(saved: tuple[Path, nn.Module, Tensor]) -> None:
+    file, layer, x = saved
+    other, y = nn.Linear(64, 64).cuda(), fresh(8, 64)
+    for one, into in ((layer, x), (other, y)):
+        loaded = cgraph.load(file, {"layer": one, "x": into})
+        into.copy_(fresh(8, 64))
+        found = replayed(loaded.graphs["graph"], loaded.tensors["out"])
+        with torch.no_grad():
+            assert torch.equal(found, one(into).relu())
+
+
+def test_a_loaded_graph_keeps_what_it_uses(saved: tuple[Path, nn.Module, Tensor]) -> None:
+    file, _, _ = saved
+    layer, x = nn.Linear(64, 64).cuda(), fresh(8, 64)
+    with torch.no_grad():
+        expected = layer(x).relu()
+    loaded = cgraph.load(file, {"layer": layer, "x": x})
+    graph, out = loaded.graphs["graph"], loaded.tensors["out"]
+    del layer, x, loaded
+    gc.collect()
+    taken = [torch.full((64, 64), 5.0, device="cuda") for _ in range(50)]
+    assert torch.equal(replayed(graph, out), expected)
+    del taken
+
+
+def test_what_is_missing_or_unlike_is_refused_by_its_name(
+    saved: tuple[Path, nn.Module, Tensor],
+) -> None:
+    file, layer, x = saved
+    with pytest.raises(ArgumentError, match="names has no 'x', expected it among them"):
+        cgraph.load(file, {"layer": layer})
+    with pytest.raises(ArgumentError, match=r"x is float32\[4, 64\]"):
+        cgraph.load(file, {"layer": layer, "x": fresh(4, 64)})
+    with pytest.raises(ArgumentError, match=r"layer.weight is float64"):
+        cgraph.load(file, {"layer": nn.Linear(64, 64).cuda().double(), "x": x})
+    longer = fresh(16, 64)[:8]
+    with pytest.raises(ArgumentError, match=r'memory "x" is of 4096 bytes, expected of the 2048'):
+        cgraph.load(file, {"layer": layer, "x": longer})
+
+
+def test_memory_without_a_name_is_refused_by_node_and_kernel(tmp_path: Path) -> None:
+    x, hidden = fresh(8), fresh(8)
+    graph, out = capture(lambda: x * hidden)
+    with pytest.raises(ArgumentError, match=r"node 0 \(.*\): an address is .* without a name") as e:
+        cgraph.save(tmp_path / "graphs", graph, {"x": x, "out": out})
+    assert "name the tensor that lies there" in e.value.__notes__[0]
+    assert not list(tmp_path.iterdir())
+
+
+def test_tensors_that_shared_memory_must_share_it_again(tmp_path: Path) -> None:
+    x = fresh(8)
+    graph, out = capture(lambda: x[:4] + x[4:])
+    cgraph.save(tmp_path / "graphs", graph, {"a": x[:4], "b": x[4:], "out": out})
+    y = fresh(8)
+    loaded = cgraph.load(tmp_path / "graphs", {"a": y[:4], "b": y[4:]})
+    assert torch.equal(replayed(loaded.graphs["graph"], loaded.tensors["out"]), y[:4] + y[4:])
+    with pytest.raises(ArgumentError, match="b has a storage of its own, expected that of a"):
+        cgraph.load(tmp_path / "graphs", {"a": y[:4], "b": fresh(8)[4:]})
+
+
+def test_a_constant_in_the_pool_comes_back_with_its_contents(tmp_path: Path) -> None:
+    pool = cgraph.MemPool()
+    x = fresh(1000)
+    with torch.cuda.use_mem_pool(pool):
+        constant = torch.arange(1000.0, device="cuda")
+    graph, out = capture(lambda: x + constant, pool)
+    expected = x + constant
+    # Results are not kept: the graph makes them.
+    out.fill_(5)
+    cgraph.save(tmp_path / "graphs", graph, {"x": x, "out": out})
+    constant.zero_()
+    loaded = cgraph.load(tmp_path / "graphs", {"x": x})
+    assert not torch.equal(loaded.tensors["out"], torch.full_like(out, 5))
+    assert torch.equal(replayed(loaded.graphs["graph"], loaded.tensors["out"]), expected)
+
+
+def test_random_numbers_of_a_generator_of_ones_own_are_refused(tmp_path: Path) -> None:
+    own = torch.Generator("cuda")
+    out = torch.empty(8, device="cuda")
+    graph, _ = capture(lambda: out.normal_(generator=own), generators=[own])
+    with pytest.raises(ArgumentError, match="from a generator of its own"):
+        cgraph.save(tmp_path / "graphs", graph, {"out": out})
+
+
+def test_a_loaded_graph_draws_as_a_captured_one(tmp_path: Path) -> None:
+    graph, out = capture(lambda: torch.rand(64, device="cuda"))
+    graph.instantiate()
+    torch.manual_seed(5)
+    expected = [replayed(graph, out) for _ in range(3)]
+    after = torch.rand(4, device="cuda")
+    cgraph.save(tmp_path / "graphs", graph, {"out": out})
+    loaded = cgraph.load(tmp_path / "graphs", {})
+    torch.manual_seed(5)
+    for one in expected:
+        assert torch.equal(replayed(loaded.graphs["graph"], loaded.tensors["out"]), one)
+    assert torch.equal(torch.rand(4, device="cuda"), after)
+
+
+def test_a_second_capture_proves_addresses(tmp_path: Path) -> None:
+    layer = nn.Linear(64, 64).cuda()
+    first, second = fresh(8, 64), fresh(8, 64)
+    graph, out = capture(lambda: layer(first) * first)
+    other, its_out = capture(lambda: layer(second) * second)
+    names = {"layer": layer, "x": first, "out": out}
+    again = other, {"layer": layer, "x": second, "out": its_out}
+    report = cgraph.save(tmp_path / "graphs", graph, names, again=again)
+    proven, assumed = report.addresses["graph"]
+    assert proven > 0 and assumed > 0  # weights did not move
+    assert sum(cgraph.save(tmp_path / "graphs", graph, names).addresses["graph"]) >= proven
+    loaded = cgraph.load(tmp_path / "graphs", {"layer": layer, "x": second})
+    found = replayed(loaded.graphs["graph"], loaded.tensors["out"])
+    with torch.no_grad():
+        assert torch.equal(found, layer(second) * second)
+    unlike, _ = capture(lambda: layer(second) + second)
+    with pytest.raises(ArgumentError, match="the second template is"):
+        cgraph.save(tmp_path / "other", graph, names, again=(unlike, again[1]))
+
+
+def test_graphs_of_a_paused_pool_are_refused(tmp_path: Path) -> None:
+    pool, x = cgraph.MemPool(), fresh(8)
+    graph, out = capture(lambda: x * 2, pool)
+    pool.pause()
+    with pytest.raises(StateError, match="which is paused: call its resume"):
+        cgraph.save(tmp_path / "graphs", graph, {"x": x, "out": out})
+    pool.resume()
+    cgraph.save(tmp_path / "graphs", graph, {"x": x, "out": out})
+
+
+def test_the_memory_of_loaded_graphs_is_that_of_their_pool(
+    saved: tuple[Path, nn.Module, Tensor],
+) -> None:
+    file, layer, x = saved
+    pool = cgraph.MemPool()
+    loaded = cgraph.load(file, {"layer": layer, "x": x}, pool=pool)
+    graph, out = loaded.graphs["graph"], loaded.tensors["out"]
+    expected = replayed(graph, out)
+    assert graph.pool() == pool.id
+    assert loaded.report.pools <= pool.stats()["mapped"] <= loaded.report.pools + (20 << 20)
+    pool.pause()
+    with pytest.raises(StateError):
+        graph.replay()
+    pool.resume()
+    assert torch.equal(replayed(graph, out), expected)
+
+
+def test_several_graphs_of_a_file_work_in_their_order(tmp_path: Path) -> None:
+    pool, x = cgraph.MemPool(), fresh(64)
+    first, middle = capture(lambda: x * 2, pool)
+    second, out = capture(lambda: middle + 1, pool)
+    names = {"x": x, "middle": middle, "out": out}
+    cgraph.save(tmp_path / "graphs", {"first": first, "second": second}, names)
+    y = fresh(64)
+    loaded = cgraph.load(tmp_path / "graphs", {"x": y})
+    loaded.graphs["first"].replay()
+    loaded.graphs["second"].replay()
+    assert torch.equal(loaded.tensors["out"], y * 2 + 1)
+
+
+def test_a_damaged_file_is_refused(saved: tuple[Path, nn.Module, Tensor]) -> None:
+    file, layer, x = saved
+    whole = file.read_bytes()
+    for place in (20, 100, len(whole) // 2, len(whole) - 1):
+        damaged = bytearray(whole)
+        damaged[place] ^= 1
+        file.write_bytes(damaged)
+        with pytest.raises(CgraphError, match=r"damaged|cut off|version"):
+            cgraph.load(file, {"layer": layer, "x": x})
