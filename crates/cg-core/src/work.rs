@@ -32,22 +32,22 @@ impl Module {
             let given = format!("{} bytes that are no text", image.len());
             return Err(Error::invalid("module image", &given, "PTX text"));
         }
-        Self::of_image(device, image)
+        Self::of_image(device, image.into())
     }
 
     /// Load an image that was saved: a text, or a whole binary.
-    pub(crate) fn of_saved(device: &Device, image: &[u8]) -> Result<Self> {
+    pub(crate) fn of_saved(device: &Device, image: &Arc<[u8]>) -> Result<Self> {
         if is_whole_binary(image) {
-            return Self::of_image(device, image);
+            return Self::of_image(device, Arc::clone(image));
         }
         Self::load(device, image)
     }
 
-    fn of_image(device: &Device, image: &[u8]) -> Result<Self> {
-        let owned = OwnedModule::new(Arc::clone(device.driver()), image)?;
+    fn of_image(device: &Device, image: Arc<[u8]>) -> Result<Self> {
+        let owned = OwnedModule::new(Arc::clone(device.driver()), &image)?;
         Ok(Self {
             owned: Arc::new(owned),
-            image: image.into(),
+            image,
         })
     }
 

@@ -6,7 +6,6 @@ use std::io::{self, Read, Write};
 use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use sha2::{Digest, Sha256};
@@ -21,11 +20,12 @@ const VERSION: u32 = 1;
 const HEADER: usize = 64;
 const DIGESTED: usize = 24;
 const DIGEST: Range<usize> = 24..56;
-/// Kind, a zero, begin, bytes, SHA-256.
+/// Kind, a zero, begin, bytes, SHA-256 of the SHA-256 of each piece.
 const ROW: usize = 56;
 /// Sections begin at multiples of it.
 const ALIGNMENT: usize = 64;
-/// Threads that digest sections.
+/// Sections are digested in pieces of so many bytes, by so many threads.
+const PIECE: usize = 1 << 20;
 const THREADS: usize = 8;
 /// Others may write it.
 const WRITTEN_BY_OTHERS: u32 = 0o022;
@@ -89,44 +89,46 @@ impl Contents {
             return Err(damaged("its header is damaged"));
         }
         let mut sections = Vec::with_capacity(count);
-        let mut rows = Vec::with_capacity(count);
-        for (number, row) in table.chunks_exact(ROW).enumerate() {
+        let mut contents = Vec::with_capacity(count);
+        for row in table.chunks_exact(ROW) {
             let [begin, length] = [8, 16].map(|at| usize::try_from(u64_at(row, at)));
             let (begin, length) = (begin.map_err(|_| cut())?, length.map_err(|_| cut())?);
             let end = begin.checked_add(length).ok_or_else(cut)?;
             let section = bytes.get(begin..end).ok_or_else(cut)?;
-            rows.push((number, section, &row[24..]));
+            contents.push(section);
             sections.push((u32_at(row, 0), begin..end));
         }
-        if let Some(number) = first_damaged(&rows) {
+        let rows = table.chunks_exact(ROW).map(|row| &row[24..]);
+        let mut both = rows.zip(digests(&contents));
+        if let Some(number) = both.position(|(expected, found)| *expected != found) {
             return Err(damaged(&format!("its section {number} is damaged")));
         }
         Ok(Self { bytes, sections })
     }
 }
 
-/// Return the number of the first section that is not as its digest says, by several threads.
-fn first_damaged(rows: &[(usize, &[u8], &[u8])]) -> Option<usize> {
-    let next = AtomicUsize::new(0);
-    let look = || {
-        let mut found = None;
-        while let Some((number, section, expected)) = rows.get(next.fetch_add(1, Ordering::Relaxed))
-        {
-            if digest(&[section]) != **expected {
-                found = found.or(Some(*number));
-            }
-        }
-        found
-    };
+/// Return a digest of each section: that of the digests of its pieces, which several threads take.
+fn digests(sections: &[&[u8]]) -> Vec<[u8; 32]> {
+    let pieces = sections.iter().flat_map(|section| section.chunks(PIECE));
+    let pieces: Vec<&[u8]> = pieces.collect();
+    let mut found = vec![[0; 32]; pieces.len()];
+    let share = pieces.len().div_ceil(THREADS).max(1);
     thread::scope(|scope| {
-        let threads: Vec<_> = (0..THREADS.min(rows.len()))
-            .map(|_| scope.spawn(look))
-            .collect();
-        let found = threads
-            .into_iter()
-            .filter_map(|one| one.join().ok().flatten());
-        found.min()
-    })
+        for (pieces, found) in pieces.chunks(share).zip(found.chunks_mut(share)) {
+            scope.spawn(|| {
+                for (piece, found) in pieces.iter().zip(found) {
+                    *found = digest(&[piece]);
+                }
+            });
+        }
+    });
+    let mut rest = &*found;
+    let of_section = |section: &&[u8]| {
+        let own;
+        (own, rest) = rest.split_at(section.len().div_ceil(PIECE));
+        digest(&[own.as_flattened()])
+    };
+    sections.iter().map(of_section).collect()
 }
 
 /// Write a file of these kinds and sections in place of the one that may be there, as a whole: whoever reads, and
@@ -155,14 +157,15 @@ pub(super) fn write(path: &Path, sections: &[(u32, &[u8])]) -> Result<()> {
 fn write_to(out: &mut impl Write, sections: &[(u32, &[u8])]) -> io::Result<()> {
     let mut table = Vec::with_capacity(sections.len() * ROW);
     let mut end = HEADER + sections.len() * ROW;
-    for (kind, bytes) in sections {
+    let contents: Vec<&[u8]> = sections.iter().map(|(_, bytes)| *bytes).collect();
+    for ((kind, bytes), digest) in sections.iter().zip(digests(&contents)) {
         let begin = end.next_multiple_of(ALIGNMENT);
         end = begin + bytes.len();
         table.extend(kind.to_le_bytes());
         table.extend(0_u32.to_le_bytes());
         table.extend((begin as u64).to_le_bytes());
         table.extend((bytes.len() as u64).to_le_bytes());
-        table.extend(digest(&[bytes]));
+        table.extend(digest);
     }
     let count = u32::try_from(sections.len()).map_err(io::Error::other)?;
     let mut header = Vec::with_capacity(HEADER);

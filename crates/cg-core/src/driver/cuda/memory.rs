@@ -12,6 +12,7 @@ use super::{Cuda, call, check, out, size};
 use crate::code::{Call, Code};
 use crate::driver::MemoryCalls;
 use crate::driver::handle::{Address, FunctionHandle, ModuleHandle, StreamHandle};
+use crate::driver::image::is_whole_binary;
 use crate::error::{Error, Result};
 
 impl MemoryCalls for Cuda {
@@ -131,9 +132,9 @@ impl Cuda {
     }
 }
 
-/// Return the image with the final zero that PTX text must have and a binary image may have.
+/// Return the image with the final zero that PTX text must have. A whole binary image needs none.
 fn terminated(image: &[u8]) -> Cow<'_, [u8]> {
-    if image.last() == Some(&0) {
+    if image.last() == Some(&0) || is_whole_binary(image) {
         return Cow::Borrowed(image);
     }
     Cow::Owned([image, &[0]].concat())
