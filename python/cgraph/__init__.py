@@ -78,6 +78,7 @@ __all__ = [
     "is_current_stream_capturing",
     "labels",
     "load",
+    "load_kernels",
     "make_graphed_callables",
     "memory",
     "metrics",
@@ -110,6 +111,7 @@ _ON_FIRST_USE = {
     "explain": "cgraph.explanation",
     "graphed": "cgraph.functions",
     "load": "cgraph.saved",
+    "load_kernels": "cgraph.saved",
     "memory": "cgraph.ledger",
     "metrics": "cgraph.counts",
     "record_images": "cgraph.saved",
@@ -128,7 +130,7 @@ if _TYPE_CHECKING:
     from cgraph.functions import graphed, report
     from cgraph.graph_ladder import GraphLadder
     from cgraph.ledger import memory
-    from cgraph.saved import load, record_images, save
+    from cgraph.saved import load, load_kernels, record_images, save
     from cgraph.segments import SegmentedGraph
     from cgraph.viewer import view
     from cgraph.weak_refs import weak_ref

@@ -20,8 +20,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 
@@ -38,7 +39,15 @@ from cgraph.mempool import MemPool
 Graphs: TypeAlias = "Mapping[str, CUDAGraph]"
 """Graphs by their names."""
 
-__all__ = ["FileReport", "LoadedGraphs", "load", "record_images", "save"]
+__all__ = [
+    "FileReport",
+    "Kernels",
+    "LoadedGraphs",
+    "load",
+    "load_kernels",
+    "record_images",
+    "save",
+]
 
 
 @dataclass(frozen=True)
@@ -159,8 +168,61 @@ def save(
     return _report(path, nodes, found, segments, {"saved in": time.perf_counter() - began})
 
 
+class Kernels:
+    """The kernels of a file, which a thread of their own reads and loads.
+
+    Attributes:
+        path: The file.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        _torch.require_cuda()
+        self.path = os.fspath(path)
+        self._ordinal = torch.cuda.current_device() if _torch.has_gpu() else 0
+        thread = ThreadPoolExecutor(1)
+        self._found = thread.submit(self._load)
+        # It ends with its work.
+        thread.shutdown(wait=False)
+
+    def _load(self) -> _Opened:
+        began = time.perf_counter()
+        saved = _core.SavedGraphs.open(self.path)
+        notes = Notes.of(saved.notes)
+        if (now := Notes.versions_now()) != notes.versions:
+            raise ArgumentError(f"the versions are {now}, expected {notes.versions}, as saved")
+        opened = time.perf_counter()
+        kernels = saved.load(_torch.device_of(self._ordinal))
+        seconds = {"file": opened - began, "kernels": time.perf_counter() - opened}
+        return _Opened(kernels, notes, self._ordinal, seconds)
+
+    def _opened(self) -> _Opened:
+        """Wait for the thread; return what it has loaded."""
+        return self._found.result()
+
+
+class _Opened(NamedTuple):
+    """A file whose kernels are loaded."""
+
+    kernels: _core.LoadedGraphs
+    notes: Notes
+    ordinal: int
+    seconds: dict[str, float]
+
+
+def load_kernels(path: str | os.PathLike[str]) -> Kernels:
+    """Begin to read a file and to load its kernels, which needs no tensors, and return at once.
+
+    :func:`load` takes the result in place of the path, and raises what went wrong. Call this before
+    weights are loaded: it is the longer half of a load.
+
+    Args:
+        path: The file.
+    """
+    return Kernels(path)
+
+
 def load(
-    path: str | os.PathLike[str], names: Given, *, pool: MemPool | None = None
+    path: str | os.PathLike[str] | Kernels, names: Given, *, pool: MemPool | None = None
 ) -> LoadedGraphs:
     """Read graphs that :func:`save` has written; nothing is run and nothing is captured.
 
@@ -168,7 +230,7 @@ def load(
     somebody else may have changed is refused.
 
     Args:
-        path: The file.
+        path: The file, or the result of :func:`load_kernels` for it.
         names: The tensors and modules that were named outside of the graphs' pools, with the same
             shapes, types and strides. The graphs keep them alive and use them where they are.
         pool: The pool for the graphs' own memory; by default a new one.
@@ -179,32 +241,26 @@ def load(
     Raises:
         ArgumentError: A tensor is missing or unlike the saved one, or the file is for another GPU,
             driver or torch.
+        ForeignError: Another device is current than at :func:`load_kernels`.
         CgraphError: The file is damaged, or not this user's.
     """
-    began = time.perf_counter()
-    _torch.require_cuda()
-    saved = _core.SavedGraphs.open(path)
-    notes = Notes.of(saved.notes)
-    if (now := Notes.versions_now()) != notes.versions:
-        raise ArgumentError(f"the versions are {now}, expected {notes.versions}, as saved")
-    ordinal, opened = torch.cuda.current_device(), time.perf_counter()
-    kernels = saved.load(_torch.device_of(ordinal))
-    loaded = time.perf_counter()
-    loading = Loading(kernels, notes, ordinal, MemPool() if pool is None else pool)
+    kernels = path if isinstance(path, Kernels) else Kernels(path)
+    opened = kernels._opened()
+    began, notes = time.perf_counter(), opened.notes
+    if (now := torch.cuda.current_device()) != opened.ordinal:
+        raise ForeignError(f"cuda:{now} is current, expected cuda:{opened.ordinal}, of the kernels")
+    loading = Loading(opened.kernels, notes, now, MemPool() if pool is None else pool)
     loading.bind(named_tensors(names))
-    graphs = loading.graphs(os.fspath(path))
+    graphs = loading.graphs(kernels.path)
     tensors = {
         name: tensor_at(loading.segments[note.memory], note)
         for name, note in notes.tensors.items()
         if not note.is_given
     }
     nodes = {name: graph._nodes for name, graph in graphs.items()}
-    seconds = {
-        "file": opened - began,
-        "kernels": loaded - opened,
-        "graphs": time.perf_counter() - loaded,
-    }
-    return LoadedGraphs(graphs, tensors, _report(path, nodes, {}, notes.pools, seconds))
+    seconds = {**opened.seconds, "graphs": time.perf_counter() - began}
+    report = _report(kernels.path, nodes, {}, notes.pools, seconds)
+    return LoadedGraphs(graphs, tensors, report)
 
 
 def _by_name(graphs: CUDAGraph | Graphs) -> dict[str, CUDAGraph]:

@@ -67,6 +67,19 @@ def test_loaded_graphs_use_what_they_are_given(saved: tuple[Path, nn.Module, Ten
             assert torch.equal(found, one(into).relu())
 
 
+def test_kernels_are_loaded_beside_other_work(saved: tuple[Path, nn.Module, Tensor]) -> None:
+    file, layer, x = saved
+    kernels = cgraph.load_kernels(file)
+    for _ in range(2):  # it serves several loads
+        loaded = cgraph.load(kernels, {"layer": layer, "x": x})
+        found = replayed(loaded.graphs["graph"], loaded.tensors["out"])
+        with torch.no_grad():
+            assert torch.equal(found, layer(x).relu())
+    missing = cgraph.load_kernels(file.with_name("missing"))
+    with pytest.raises(CgraphError, match="missing: it cannot be read"):
+        cgraph.load(missing, {})
+
+
 def test_a_loaded_graph_keeps_what_it_uses(saved: tuple[Path, nn.Module, Tensor]) -> None:
     file, _, _ = saved
     layer, x = nn.Linear(64, 64).cuda(), fresh(8, 64)
