@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 from collections.abc import Callable
 from pathlib import Path
@@ -116,6 +117,61 @@ def test_memory_without_a_name_is_refused_by_node_and_kernel(tmp_path: Path) -> 
         cgraph.save(tmp_path / "graphs", graph, {"x": x, "out": out})
     assert "name the tensor that lies there" in e.value.__notes__[0]
     assert not list(tmp_path.iterdir())
+
+
+CUDA: Any = ctypes.CDLL("libcuda.so.1") if torch.cuda.is_available() else None
+PTX = b"""
+.version 8.0
+.target sm_80
+.address_size 64
+.visible .global .align 4 .f32 value = {0f40000000};
+.visible .entry scale(.param .u64 x) {
+  .reg .u64 %r<3>; .reg .f32 %f<4>;
+  ld.param.u64 %r1, [x]; cvta.to.global.u64 %r2, %r1;
+  ld.global.f32 %f1, [%r2]; ld.global.f32 %f2, [value];
+  mul.f32 %f3, %f1, %f2; st.global.f32 [%r2], %f3; ret;
+}
+"""
+
+
+def scaling(x: Tensor) -> tuple[ctypes.c_void_p, Callable[[], None]]:
+    """Load a module by hand; return it, and a launch of its kernel on a tensor."""
+    module, function = ctypes.c_void_p(), ctypes.c_void_p()
+    assert CUDA.cuModuleLoadData(ctypes.byref(module), PTX) == 0
+    assert CUDA.cuModuleGetFunction(ctypes.byref(function), module, b"scale") == 0
+    address = ctypes.c_uint64(x.data_ptr())
+    args = (ctypes.c_void_p * 1)(ctypes.addressof(address))
+
+    def run() -> None:
+        assert address.value == x.data_ptr()
+        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        one = [ctypes.c_uint(1)] * 6
+        assert CUDA.cuLaunchKernel(function, *one, 0, stream, args, None) == 0
+
+    return module, run
+
+
+def test_a_kernel_is_refused_if_the_program_may_have_written_a_variable_of_its_module(
+    tmp_path: Path,
+) -> None:
+    x, found = fresh(1), ctypes.c_void_p()
+    module, run = scaling(x)
+    graph, _ = capture(run)
+    cgraph.save(tmp_path / "graphs", graph, {"x": x})
+    y = fresh(1)
+    expected = y * 2
+    cgraph.load(tmp_path / "graphs", {"x": y}).graphs["graph"].replay()
+    assert torch.equal(y, expected)
+    assert CUDA.cuModuleGetGlobal_v2(ctypes.byref(found), None, module, b"value") == 0
+    with pytest.raises(ArgumentError, match="of which the program has taken a variable's address"):
+        cgraph.save(tmp_path / "graphs", graph, {"x": x})
+
+
+def test_pinned_memory_of_the_host_is_refused(tmp_path: Path) -> None:
+    x = torch.ones(1, pin_memory=True)
+    graph, _ = capture(scaling(x)[1])
+    with pytest.raises(ArgumentError, match=r"node 0 \(scale\): an address is .* without a name"):
+        cgraph.save(tmp_path / "graphs", graph, {})
 
 
 def test_tensors_that_shared_memory_must_share_it_again(tmp_path: Path) -> None:

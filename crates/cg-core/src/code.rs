@@ -55,6 +55,7 @@ calls! {
     ModuleLoadData => "cuModuleLoadData",
     ModuleGetFunction => "cuModuleGetFunction",
     ModuleUnload => "cuModuleUnload",
+    PointerGetAttribute => "cuPointerGetAttribute",
     FuncGetModule => "cuFuncGetModule",
     KernelGetLibrary => "cuKernelGetLibrary",
     FuncGetAttribute => "cuFuncGetAttribute",

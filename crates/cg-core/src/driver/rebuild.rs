@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use super::handle::{FunctionHandle, NodeHandle};
+use super::handle::{Address, FunctionHandle, NodeHandle};
 use super::spec::{FunctionAttribute, LaunchAttribute, WorkSpec};
 use crate::error::Result;
 
@@ -22,6 +22,9 @@ pub trait RebuildCalls {
     /// # Safety
     /// `node` is a kernel node of a live graph.
     unsafe fn node_image(&self, node: NodeHandle) -> Result<Option<Arc<[u8]>>>;
+
+    /// Return whether memory that kernels reach is at an address: of a device, or pinned memory of the host.
+    fn is_reached(&self, address: Address) -> Result<bool>;
 
     /// Return the work of a node, as far as it is all that the node does, but for attributes: a kernel, a memset of
     /// one row, a copy in one row. None for other nodes, and where the driver does not tell all.

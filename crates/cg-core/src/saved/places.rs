@@ -300,7 +300,7 @@ impl<'a> Places<'a> {
         if let Some(known) = self.allocated.get(&address) {
             return Ok(*known);
         }
-        let found = self.device.memory_range(Address(address))?.is_some();
+        let found = self.device.driver().is_reached(Address(address))?;
         self.allocated.insert(address, found);
         Ok(found)
     }

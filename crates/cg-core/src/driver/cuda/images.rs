@@ -49,13 +49,29 @@ pub(super) unsafe fn of_node(node: NodeHandle) -> Result<Option<Arc<[u8]>>> {
     };
     // SAFETY: the kernel or function of a live node is live; the call writes one handle, through `owner`.
     let owner = out(call, ptr::null_mut(), |owner| unsafe { get(owner, of) })?;
-    Ok(images().get(&(owner as u64)).cloned())
+    match loaded().get(&(owner as u64)) {
+        Some(Loaded::Whole(image)) => Ok(Some(Arc::clone(image))),
+        Some(Loaded::Changed) => {
+            let given = "a kernel of a module of which the program has taken a variable's address";
+            let expected = "one whose variables are surely as they were loaded";
+            Err(Error::invalid("a node", &given, expected))
+        }
+        None => Ok(None),
+    }
 }
 
-/// The image of each module and library that is loaded, by its handle.
-fn images() -> MutexGuard<'static, BTreeMap<u64, Arc<[u8]>>> {
-    static IMAGES: Mutex<BTreeMap<u64, Arc<[u8]>>> = Mutex::new(BTreeMap::new());
-    IMAGES.lock().unwrap_or_else(PoisonError::into_inner)
+/// A module or library that is loaded.
+enum Loaded {
+    /// It is as its image says.
+    Whole(Arc<[u8]>),
+    /// Its variables may have other values than those of its image.
+    Changed,
+}
+
+/// What is loaded, by its handle.
+fn loaded() -> MutexGuard<'static, BTreeMap<u64, Loaded>> {
+    static LOADED: Mutex<BTreeMap<u64, Loaded>> = Mutex::new(BTreeMap::new());
+    LOADED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// CUPTI's domain of the driver's calls, and the places of a call where it calls back.
@@ -67,6 +83,8 @@ const EXIT: u32 = 1;
 const FROM_FILE: [u32; 2] = [18, 679]; // cuModuleLoad, cuLibraryLoadFromFile
 const FROM_MEMORY: [u32; 4] = [19, 20, 21, 678]; // cuModuleLoadData[Ex], cuModuleLoadFatBinary, cuLibraryLoadData
 const UNLOAD: [u32; 2] = [22, 680]; // cuModuleUnload, cuLibraryUnload
+/// Those that tell where a variable is: cuModuleGetGlobal_v2, cuLibraryGetGlobal, cuLibraryGetManaged.
+const GET_VARIABLE: [u32; 3] = [241, 684, 685];
 
 /// CUPTI's code for a second subscriber.
 const TAKEN: u32 = 39;
@@ -121,7 +139,8 @@ fn subscribe(cupti: &Path) -> Result<Library, String> {
     // SAFETY: the callback keeps CUPTI's contract and stays as long as the process.
     let code = unsafe { subscribe(&raw mut subscriber, called, ptr::null_mut()) };
     check("cuptiSubscribe", code)?;
-    for number in FROM_FILE.into_iter().chain(FROM_MEMORY).chain(UNLOAD) {
+    let loads = FROM_FILE.into_iter().chain(FROM_MEMORY);
+    for number in loads.chain(UNLOAD).chain(GET_VARIABLE) {
         // SAFETY: the subscriber is live.
         let code = unsafe { enable(1, subscriber, DRIVER_CALLS, number) };
         check("cuptiEnableCallback", code)?;
@@ -145,12 +164,20 @@ unsafe extern "C" fn called(_: *mut c_void, _: u32, call: u32, data: *const Call
         if site == ENTER {
             // SAFETY: an unload has a handle as its only argument.
             let handle = unsafe { arguments.cast::<u64>().read() };
-            images().remove(&handle);
+            loaded().remove(&handle);
         }
         return;
     }
     // SAFETY: at the end of a call its result is there.
     if site != EXIT || unsafe { result.read() } != 0 {
+        return;
+    }
+    if GET_VARIABLE.contains(&call) {
+        // SAFETY: the handle is the third argument.
+        let [_, _, handle] = unsafe { arguments.cast::<[u64; 3]>().read() };
+        if let Some(known) = loaded().get_mut(&handle) {
+            *known = Loaded::Changed;
+        }
         return;
     }
     // SAFETY: a load has two pointers as its first arguments.
@@ -166,7 +193,7 @@ unsafe extern "C" fn called(_: *mut c_void, _: u32, call: u32, data: *const Call
         unsafe { copied(source.cast()) }
     };
     if let Some(image) = image {
-        images().insert(handle, image.into());
+        loaded().insert(handle, Loaded::Whole(image.into()));
     }
 }
 

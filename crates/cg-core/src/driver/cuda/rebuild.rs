@@ -4,7 +4,7 @@
 
 #![expect(unsafe_code, reason = "calls of the CUDA driver")]
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
@@ -42,6 +42,16 @@ impl RebuildCalls for Cuda {
         let _entered = self.enter()?;
         // SAFETY: `node` is a live kernel node by the contract.
         unsafe { images::of_node(node) }
+    }
+
+    fn is_reached(&self, address: Address) -> Result<bool> {
+        let _entered = self.enter()?;
+        let call = Call::PointerGetAttribute;
+        let get = calls().get_of_pointer.ok_or_else(|| missing(call))?;
+        let mut kind = 0_u32;
+        // SAFETY: the call writes a C enum, which has the size of a u32; any number may be asked about.
+        let result = unsafe { get((&raw mut kind).cast(), MEMORY_TYPE, address.0) };
+        is_known(call, result)
     }
 
     unsafe fn node_work(&self, node: NodeHandle) -> Result<Option<WorkSpec>> {
@@ -210,9 +220,14 @@ struct Value([u8; 64]);
 type GetNodeAttribute = unsafe extern "C" fn(sys::CUgraphNode, u32, *mut Value) -> u32;
 type SetNodeAttribute = unsafe extern "C" fn(sys::CUgraphNode, u32, *const Value) -> u32;
 type GetFunctionAttribute = unsafe extern "C" fn(*mut c_int, u32, sys::CUfunction) -> u32;
+type GetPointerAttribute = unsafe extern "C" fn(*mut c_void, u32, u64) -> u32;
 type SetFunctionAttribute = unsafe extern "C" fn(sys::CUfunction, u32, c_int) -> u32;
 
+/// `CU_POINTER_ATTRIBUTE_MEMORY_TYPE`; what no driver knows has none.
+const MEMORY_TYPE: u32 = 2;
+
 struct Calls {
+    get_of_pointer: Option<GetPointerAttribute>,
     get_of_node: Option<GetNodeAttribute>,
     set_of_node: Option<SetNodeAttribute>,
     get_of_function: Option<GetFunctionAttribute>,
@@ -222,6 +237,8 @@ struct Calls {
 fn calls() -> &'static Calls {
     static CALLS: OnceLock<Calls> = OnceLock::new();
     CALLS.get_or_init(|| Calls {
+        // SAFETY: CUDA declares it so since 4.0, with an enum of the size of a u32.
+        get_of_pointer: unsafe { probe::symbol("cuPointerGetAttribute") },
         // SAFETY: CUDA declares it so since 11.0, with an enum of the size of a u32.
         get_of_node: unsafe { probe::symbol("cuGraphKernelNodeGetAttribute") },
         // SAFETY: as above.

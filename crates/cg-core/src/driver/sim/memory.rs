@@ -213,7 +213,7 @@ impl Map {
     }
 
     /// Start and size of the live allocation or mapping that an address lies in.
-    fn range(&self, address: Address) -> Option<(Address, u64)> {
+    pub(super) fn range(&self, address: Address) -> Option<(Address, u64)> {
         if let Some(mapped) = self.pages.mapping(address.0) {
             return Some(mapped);
         }

@@ -12,7 +12,7 @@ use super::work::Work;
 use super::{Sim, refuse};
 use crate::code::{Call, Code};
 use crate::driver::RebuildCalls;
-use crate::driver::handle::{FunctionHandle, NodeHandle};
+use crate::driver::handle::{Address, FunctionHandle, NodeHandle};
 use crate::driver::spec::{FunctionAttribute, LaunchAttribute, WorkSpec};
 use crate::error::Result;
 
@@ -29,6 +29,15 @@ impl RebuildCalls for Sim {
             NodeWork::Work(Work::Kernel { function, .. }) => function.image.clone(),
             _ => None,
         })
+    }
+
+    fn is_reached(&self, address: Address) -> Result<bool> {
+        let state = self.enter(Call::PointerGetAttribute)?;
+        let is_pinned = |(begin, bytes): (&usize, &usize)| {
+            let begin = *begin as u64;
+            (begin..begin + *bytes as u64).contains(&address.0)
+        };
+        Ok(state.memory.range(address).is_some() || state.pinned.iter().any(is_pinned))
     }
 
     unsafe fn node_work(&self, node: NodeHandle) -> Result<Option<WorkSpec>> {
