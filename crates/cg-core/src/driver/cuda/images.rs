@@ -83,7 +83,7 @@ const EXIT: u32 = 1;
 const FROM_FILE: [u32; 2] = [18, 679]; // cuModuleLoad, cuLibraryLoadFromFile
 const FROM_MEMORY: [u32; 4] = [19, 20, 21, 678]; // cuModuleLoadData[Ex], cuModuleLoadFatBinary, cuLibraryLoadData
 const UNLOAD: [u32; 2] = [22, 680]; // cuModuleUnload, cuLibraryUnload
-/// Those that tell where a variable is: cuModuleGetGlobal_v2, cuLibraryGetGlobal, cuLibraryGetManaged.
+/// Those that tell where a variable is: `cuModuleGetGlobal_v2`, `cuLibraryGetGlobal`, `cuLibraryGetManaged`.
 const GET_VARIABLE: [u32; 3] = [241, 684, 685];
 
 /// CUPTI's code for a second subscriber.
