@@ -27,7 +27,6 @@ __all__ = [
     "Ladder",
     "LastStream",
     "LentResults",
-    "LoadedGraphs",
     "NewNode",
     "NodeAddress",
     "OperatorNotes",
@@ -38,6 +37,7 @@ __all__ = [
     "Rung",
     "SamePlaces",
     "SavedGraphs",
+    "SavedKernels",
     "Segments",
     "Signature",
     "Sim",
@@ -313,16 +313,13 @@ class SavedGraphs:
         """Add what lies in a block: a part, from an offset on, of memory that has a name."""
     notes: str
     """A text that is kept with the graphs."""
-    @property
-    def names(self) -> list[str]:
-        """The names of the graphs."""
     def write(self, path: str | PathLike[str]) -> None:
         """Write a file, which only its owner may read."""
-    def load(self, device: Device) -> LoadedGraphs:
+    def load(self, device: Device) -> SavedKernels:
         """Load the kernels."""
 
 @final
-class LoadedGraphs:
+class SavedKernels:
     """The graphs of a file, with their kernels loaded."""
 
     def template(

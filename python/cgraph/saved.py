@@ -27,6 +27,7 @@ from typing import NamedTuple, TypeAlias
 import torch
 
 from cgraph import _core, _driver, _torch
+from cgraph._driver import Handle
 from cgraph._saved.loading import Loading
 from cgraph._saved.memory import Given, Memory, named_tensors, tensor_at
 from cgraph._saved.notes import Notes
@@ -147,12 +148,12 @@ def save(
     memory, others = Memory(), Memory()
     blocks = pools_of(first.values(), memory)
     segments = {name: size for name, _, size in memory.ranges}
-    tensors = noted(named_tensors(names), memory)
+    tensors = noted(named_tensors(names, ordinal), memory)
     if again is not None:
         second = _by_name(again[0])
         _device_of(second)
         pools_of(second.values(), others)
-        noted(named_tensors(again[1]), others)
+        noted(named_tensors(again[1], ordinal), others)
         if list(second) != list(first):
             raise ArgumentError(f"again has graphs {list(second)}, expected {list(first)}")
     saved = _core.SavedGraphs(_torch.device_of(ordinal))
@@ -165,7 +166,9 @@ def save(
     saved.notes = Notes(Notes.versions_now(), tensors, notes, segments).text()
     saved.write(path)
     nodes = {name: graph._nodes for name, graph in first.items()}
-    return _report(path, nodes, found, segments, {"saved in": time.perf_counter() - began})
+    seconds = {"saved in": time.perf_counter() - began}
+    size = os.stat(path).st_size
+    return FileReport(os.fspath(path), size, nodes, found, sum(segments.values()), seconds)
 
 
 class Kernels:
@@ -187,13 +190,14 @@ class Kernels:
     def _load(self) -> _Opened:
         began = time.perf_counter()
         saved = _core.SavedGraphs.open(self.path)
+        size = os.stat(self.path).st_size
         notes = Notes.of(saved.notes)
         if (now := Notes.versions_now()) != notes.versions:
             raise ArgumentError(f"the versions are {now}, expected {notes.versions}, as saved")
         opened = time.perf_counter()
         kernels = saved.load(_torch.device_of(self._ordinal))
         seconds = {"file": opened - began, "kernels": time.perf_counter() - opened}
-        return _Opened(kernels, notes, self._ordinal, seconds)
+        return _Opened(kernels, notes, self._ordinal, size, seconds)
 
     def _opened(self) -> _Opened:
         """Wait for the thread; return what it has loaded."""
@@ -203,9 +207,10 @@ class Kernels:
 class _Opened(NamedTuple):
     """A file whose kernels are loaded."""
 
-    kernels: _core.LoadedGraphs
+    kernels: _core.SavedKernels
     notes: Notes
     ordinal: int
+    size: int
     seconds: dict[str, float]
 
 
@@ -222,7 +227,10 @@ def load_kernels(path: str | os.PathLike[str]) -> Kernels:
 
 
 def load(
-    path: str | os.PathLike[str] | Kernels, names: Given, *, pool: MemPool | None = None
+    path: str | os.PathLike[str] | Kernels,
+    names: Given,
+    *,
+    pool: MemPool | CUDAGraph | Handle | None = None,
 ) -> LoadedGraphs:
     """Read graphs that :func:`save` has written; nothing is run and nothing is captured.
 
@@ -232,8 +240,10 @@ def load(
     Args:
         path: The file, or the result of :func:`load_kernels` for it.
         names: The tensors and modules that were named outside of the graphs' pools, with the same
-            shapes, types and strides. The graphs keep them alive and use them where they are.
-        pool: The pool for the graphs' own memory; by default a new one.
+            shapes, types and strides, on the current device. The graphs keep them alive and use
+            them where they are.
+        pool: The pool of cgraph's for the graphs' own memory, as for a capture; by default a new
+            one.
 
     Returns:
         The graphs, and the tensors in their own memory.
@@ -243,14 +253,16 @@ def load(
             driver or torch.
         ForeignError: Another device is current than at :func:`load_kernels`.
         CgraphError: The file is damaged, or not this user's.
+        torch.OutOfMemoryError: There is no room for the graphs' own memory.
     """
     kernels = path if isinstance(path, Kernels) else Kernels(path)
     opened = kernels._opened()
     began, notes = time.perf_counter(), opened.notes
     if (now := torch.cuda.current_device()) != opened.ordinal:
         raise ForeignError(f"cuda:{now} is current, expected cuda:{opened.ordinal}, of the kernels")
-    loading = Loading(opened.kernels, notes, now, MemPool() if pool is None else pool)
-    loading.bind(named_tensors(names))
+    own = MemPool() if pool is None else MemPool.of(pool)
+    loading = Loading(opened.kernels, notes, now, own)
+    loading.bind(named_tensors(names, now))
     graphs = loading.graphs(kernels.path)
     tensors = {
         name: tensor_at(loading.segments[note.memory], note)
@@ -259,7 +271,8 @@ def load(
     }
     nodes = {name: graph._nodes for name, graph in graphs.items()}
     seconds = {**opened.seconds, "graphs": time.perf_counter() - began}
-    report = _report(kernels.path, nodes, {}, notes.pools, seconds)
+    own_bytes = sum(notes.pools.values())
+    report = FileReport(kernels.path, opened.size, nodes, {}, own_bytes, seconds)
     return LoadedGraphs(graphs, tensors, report)
 
 
@@ -273,14 +286,3 @@ def _device_of(graphs: Graphs) -> int:
     if len(ordinals) != 1:
         raise ForeignError(f"graphs of {len(ordinals)} devices, expected those of one")
     return ordinals.pop()
-
-
-def _report(
-    path: str | os.PathLike[str],
-    nodes: dict[str, int],
-    addresses: dict[str, tuple[int, int]],
-    segments: dict[str, int],
-    seconds: dict[str, float],
-) -> FileReport:
-    size = os.stat(path).st_size
-    return FileReport(os.fspath(path), size, nodes, addresses, sum(segments.values()), seconds)

@@ -76,9 +76,13 @@ def test_other_notes_are_refused(text: str) -> None:
 
 def test_only_tensors_of_a_gpu_and_modules_have_names() -> None:
     with pytest.raises(ArgumentError, match=r"names\['x'\] is 3, expected a tensor or a module"):
-        named_tensors({"x": 3})  # type: ignore[dict-item]
-    with pytest.raises(ArgumentError, match=r"model.weight is .* on cpu, expected a strided one"):
-        named_tensors({"model": torch.nn.Linear(2, 2)})
+        named_tensors({"x": 3}, 0)  # type: ignore[dict-item]
+    with pytest.raises(ArgumentError, match=r"x is .* on cpu, expected a strided one on cuda:0"):
+        named_tensors({"x": torch.zeros(2)}, 0)
+
+
+def test_what_a_module_has_elsewhere_is_left_out() -> None:
+    assert named_tensors({"model": torch.nn.Linear(2, 2)}, 0) == {}
 
 
 def test_a_tensor_must_be_like_the_saved_one() -> None:
@@ -87,12 +91,20 @@ def test_a_tensor_must_be_like_the_saved_one() -> None:
     require_like("x", torch.ones(4, 6), note)
     for other, text in (
         (torch.zeros(4, 5), r"float32\[4, 5\] with strides \[5, 1\]"),
-        (torch.zeros(6, 4).t(), r"with strides \[1, 4\], expected float32\[4, 6\]"),
+        (torch.zeros(6, 4).t(), r"with strides \[1, 4\] at .*, expected float32\[4, 6\]"),
         (torch.zeros(4, 6).double(), r"float64\[4, 6\]"),
-        (torch.zeros(5, 6)[1:], r"at byte 24 of its storage, expected"),
+        (torch.zeros(5, 6)[1:], r"at byte 24 of a storage of 120 bytes, expected"),
     ):
         with pytest.raises(ArgumentError, match=text):
             require_like("x", other, note)
+
+
+def test_a_tensor_may_lie_in_a_larger_storage_than_the_saved_one() -> None:
+    note = note_of(torch.zeros(4, 6), ("x", 0), is_given=True)
+    require_like("x", torch.zeros(9, 6)[:4], note)
+    saved = note_of(torch.zeros(9, 6)[:4], ("x", 0), is_given=True)
+    with pytest.raises(ArgumentError, match=r"of 96 bytes, expected .* of 216 bytes"):
+        require_like("x", torch.zeros(4, 6), saved)
 
 
 def test_a_tensor_over_bytes_has_its_shape_type_and_strides() -> None:

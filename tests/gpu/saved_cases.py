@@ -37,7 +37,7 @@ def capture(
     graph = cgraph.CUDAGraph(keep_graph=True)
     for generator in options.get("generators", ()):
         graph.register_generator_state(generator)
-    with cgraph.graph(graph, pool=pool):
+    with cgraph.graph(graph, pool=pool, stream=options.get("stream")):
         out = run()
     return graph, out
 
@@ -99,15 +99,25 @@ def test_what_is_missing_or_unlike_is_refused_by_its_name(
     saved: tuple[Path, nn.Module, Tensor],
 ) -> None:
     file, layer, x = saved
-    with pytest.raises(ArgumentError, match="names has no 'x', expected it among them"):
-        cgraph.load(file, {"layer": layer})
+    with pytest.raises(ArgumentError, match=r"names lacks layer.weight, layer.bias, x, as saved"):
+        cgraph.load(file, {})
+    with pytest.raises(ArgumentError, match=r"out was given, and lies in the graphs' own memory"):
+        cgraph.load(file, {"layer": layer, "x": x, "out": x})
     with pytest.raises(ArgumentError, match=r"x is float32\[4, 64\]"):
         cgraph.load(file, {"layer": layer, "x": fresh(4, 64)})
     with pytest.raises(ArgumentError, match=r"layer.weight is float64"):
         cgraph.load(file, {"layer": nn.Linear(64, 64).cuda().double(), "x": x})
-    longer = fresh(16, 64)[:8]
-    with pytest.raises(ArgumentError, match=r'memory "x" is of 4096 bytes, expected of the 2048'):
-        cgraph.load(file, {"layer": layer, "x": longer})
+
+
+def test_a_tensor_in_a_larger_storage_is_used_where_it_is(
+    saved: tuple[Path, nn.Module, Tensor],
+) -> None:
+    file, layer, _ = saved
+    longer = fresh(16, 64)
+    loaded = cgraph.load(file, {"layer": layer, "x": longer[:8]})
+    found = replayed(loaded.graphs["graph"], loaded.tensors["out"])
+    with torch.no_grad():
+        assert torch.equal(found, layer(longer[:8]).relu())
 
 
 def test_memory_without_a_name_is_refused_by_node_and_kernel(tmp_path: Path) -> None:
@@ -201,11 +211,29 @@ def test_a_constant_in_the_pool_comes_back_with_its_contents(tmp_path: Path) -> 
     assert torch.equal(replayed(loaded.graphs["graph"], loaded.tensors["out"]), expected)
 
 
+def test_a_constant_is_kept_where_an_earlier_graph_had_a_result(tmp_path: Path) -> None:
+    pool, x, stream = cgraph.MemPool(), fresh(1000), torch.cuda.Stream()
+    first, out = capture(lambda: x * 2, pool, stream=stream)
+    place = out.data_ptr()
+    del out
+    with torch.cuda.use_mem_pool(pool), torch.cuda.stream(stream):
+        constant = torch.arange(1000.0, device="cuda")
+    assert constant.data_ptr() == place
+    second, out = capture(lambda: x + constant, pool, stream=stream)
+    torch.cuda.synchronize()
+    expected = x + constant
+    cgraph.save(tmp_path / "graphs", second, {"x": x, "out": out})
+    constant.zero_()
+    loaded = cgraph.load(tmp_path / "graphs", {"x": x})
+    assert torch.equal(replayed(loaded.graphs["graph"], loaded.tensors["out"]), expected)
+    del first
+
+
 def test_random_numbers_of_a_generator_of_ones_own_are_refused(tmp_path: Path) -> None:
     own = torch.Generator("cuda")
     out = torch.empty(8, device="cuda")
     graph, _ = capture(lambda: out.normal_(generator=own), generators=[own])
-    with pytest.raises(ArgumentError, match="from a generator of its own"):
+    with pytest.raises(ArgumentError, match="has a generator of its own"):
         cgraph.save(tmp_path / "graphs", graph, {"out": out})
 
 
@@ -263,6 +291,8 @@ def test_the_memory_of_loaded_graphs_is_that_of_their_pool(
     expected = replayed(graph, out)
     assert graph.pool() == pool.id
     assert loaded.report.pools <= pool.stats()["mapped"] <= loaded.report.pools + (20 << 20)
+    for other in (pool.id, graph.pool(), graph):
+        cgraph.load(file, {"layer": layer, "x": x}, pool=other)
     pool.pause()
     with pytest.raises(StateError):
         graph.replay()

@@ -20,10 +20,10 @@ use pyo3::prelude::*;
 mod _core {
     #[pymodule_export]
     use super::device::{
-        Block, Capture, CaptureMark, Checkpoint, Device, Event, LoadedGraphs, NodeAddress, Pool,
-        SavedGraphs, Sim, Stream, Template, Tracker, begin_and_hand_over, begin_exit, begin_forked,
-        end_broken, is_forked, lent_memory, record_images, require_unforked, settle_pools,
-        take_refusal, version,
+        Block, Capture, CaptureMark, Checkpoint, Device, Event, NodeAddress, Pool, SavedGraphs,
+        SavedKernels, Sim, Stream, Template, Tracker, begin_and_hand_over, begin_exit,
+        begin_forked, end_broken, is_forked, lent_memory, record_images, require_unforked,
+        settle_pools, take_refusal, version,
     };
     #[pymodule_export]
     use super::dispatch::{

@@ -21,7 +21,10 @@ def capture_begins(handle: Handle) -> None:
     if _torch.records_images():
         own = (handle[0], handle[1])
         now = set(_starts(own))
-        _eager.setdefault(own, set()).update(now - _after.get(own, set()))
+        if not _torch.take_routed(own):
+            # Otherwise a new block may begin where one of a capture did.
+            now -= _after.get(own, set())
+        _eager.setdefault(own, set()).update(now)
 
 
 def capture_ended(handle: Handle) -> None:

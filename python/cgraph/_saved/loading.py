@@ -37,7 +37,7 @@ class Loading:
     """
 
     def __init__(
-        self, kernels: _core.LoadedGraphs, notes: Notes, ordinal: int, pool: MemPool
+        self, kernels: _core.SavedKernels, notes: Notes, ordinal: int, pool: MemPool
     ) -> None:
         self._kernels, self._notes, self._ordinal, self._pool = kernels, notes, ordinal, pool
         self._driver = _driver.current()
@@ -46,22 +46,30 @@ class Loading:
         self._others = [one._core for one in pools if one is not pool]
         self._memory = Memory()
         self.segments: dict[str, torch.Tensor] = {}
-        self._allocate()
 
     def bind(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Take the tensors that were given, which are to be like those that were saved."""
+        notes = self._notes.tensors
+        if missing := [name for name, one in notes.items() if one.is_given and name not in tensors]:
+            raise ArgumentError(
+                f"names lacks {', '.join(missing)}, which were saved: give them too"
+            )
+        for name in tensors:
+            if name in notes and not notes[name].is_given:
+                raise ArgumentError(
+                    f"{name} was given, and lies in the graphs' own memory: use the result's"
+                    f" tensors[{name!r}] in its place"
+                )
         bound: dict[str, int] = {}
-        for name, note in self._notes.tensors.items():
+        for name, note in notes.items():
             if not note.is_given:
                 continue
-            if name not in tensors:
-                raise ArgumentError(f"names has no {name!r}, expected it among them, as saved")
             require_like(name, tensors[name], note)
             storage = tensors[name].untyped_storage()
             start = storage.data_ptr()
             if note.memory not in bound:
                 bound[note.memory] = start
-                self._memory.add(note.memory, start, storage.nbytes(), storage)
+                self._memory.add(note.memory, start, note.size, storage)
             elif bound[note.memory] != start:
                 raise ArgumentError(
                     f"{name} has a storage of its own, expected that of {note.memory}, as saved"
@@ -69,14 +77,15 @@ class Loading:
 
     def graphs(self, path: str) -> dict[str, CUDAGraph]:
         """Build all graphs; each keeps all memory alive."""
-        names = list(self._notes.graphs)
-        with ThreadPoolExecutor(_THREADS) as threads:
+        self._allocate()
+        names, measures = list(self._notes.graphs), is_weighing()
+        # What is measured must be all that happens meanwhile.
+        with ThreadPoolExecutor(1 if measures else _THREADS) as threads:
             templates = list(threads.map(self._template, names))
             graphs = [
                 self._graph(name, template, path)
                 for name, template in zip(names, templates, strict=True)
             ]
-            measures = is_weighing()
             # All of them, or the error of the first that fails.
             for _ in threads.map(lambda graph: graph._instantiate(measures), graphs):
                 pass
@@ -129,11 +138,12 @@ class Loading:
         sizes = self._notes.pools
         with torch.cuda.use_mem_pool(self._pool):  # type: ignore[arg-type]
             whole = torch.empty(sum(sizes.values()), dtype=torch.uint8, device=self._ordinal)
-        begin = 0
+        own, begin = Memory(), 0
         for name, size in sizes.items():
             self.segments[name] = segment = whole[begin : begin + size]
-            self._memory.add(name, segment.data_ptr(), size, whole)
+            for memory in (own, self._memory):
+                memory.add(name, segment.data_ptr(), size, whole)
             begin += size
         # The allocator may give memory that earlier work still uses.
         self._driver.synchronize()
-        self._kernels.restore(self._memory.ranges)
+        self._kernels.restore(own.ranges)

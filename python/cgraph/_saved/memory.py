@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TypeAlias
 
 import torch
@@ -57,27 +58,37 @@ class Memory:
         return None
 
 
-def named_tensors(names: Given) -> dict[str, torch.Tensor]:
-    """Return all tensors by name: a module's parameters and buffers as ``module.parameter``.
+def named_tensors(names: Given, ordinal: int) -> dict[str, torch.Tensor]:
+    """Return all tensors of a GPU by name: a module's parameters and buffers as ``module.name``.
+
+    Those of a module that lie elsewhere are left out: no kernel reads them.
 
     Raises:
-        ArgumentError: A value is neither a tensor of a GPU nor a module of such.
+        ArgumentError: A value is neither a tensor nor a module, or a tensor has no memory there.
     """
     found: dict[str, torch.Tensor] = {}
     for name, value in names.items():
         if isinstance(value, torch.nn.Module):
             inner = [*value.named_parameters(), *value.named_buffers()]
-            found.update({f"{name}.{key}": tensor for key, tensor in inner})
+            on_gpu = {f"{name}.{key}": one for key, one in inner if one.device.type == "cuda"}
+            found.update(on_gpu)
         elif isinstance(value, torch.Tensor):
             found[name] = value
         else:
             raise ArgumentError(f"names[{name!r}] is {shown(value)}, expected a tensor or a module")
     for name, tensor in found.items():
-        if tensor.device.type != "cuda" or tensor.layout != torch.strided:
+        if tensor.device != torch.device("cuda", ordinal) or tensor.layout != torch.strided:
             raise ArgumentError(
                 f"{name} is a {tensor.layout} tensor on {tensor.device}, expected a strided one on"
-                " a GPU"
+                f" cuda:{ordinal}, where the graphs are"
             )
+        try:
+            tensor.untyped_storage().data_ptr()
+        except RuntimeError as error:
+            raise ArgumentError(
+                f"{name} is a {type(tensor).__name__} without memory of its own, expected the"
+                " tensors that it is made of, each with a name"
+            ) from error
     return found
 
 
@@ -85,14 +96,15 @@ def note_of(tensor: torch.Tensor, place: tuple[str, int], *, is_given: bool) -> 
     """Describe a tensor that lies at a place in named memory."""
     dtype = str(tensor.dtype).removeprefix("torch.")
     shape, strides = tuple(tensor.shape), tuple(tensor.stride())
-    return TensorNote(place[0], place[1], is_given, dtype, shape, strides)
+    size = tensor.untyped_storage().nbytes()
+    return TensorNote(place[0], place[1], is_given, dtype, shape, strides, size)
 
 
 def require_like(name: str, tensor: torch.Tensor, note: TensorNote) -> None:
-    """Raise unless a tensor is like the one of its name that was saved."""
+    """Raise unless a tensor is like the one that was saved; its storage may be larger."""
     offset = int(tensor.storage_offset()) * tensor.element_size()
     now = note_of(tensor, (note.memory, offset), is_given=True)
-    if now != note:
+    if now.size < note.size or replace(now, size=note.size) != note:
         raise ArgumentError(f"{name} is {_in_words(now)}, expected {_in_words(note)}, as saved")
 
 
@@ -105,5 +117,5 @@ def tensor_at(memory: torch.Tensor, note: TensorNote) -> torch.Tensor:
 
 
 def _in_words(note: TensorNote) -> str:
-    place = f" at byte {note.offset} of its storage" if note.offset else ""
-    return f"{note.dtype}{list(note.shape)} with strides {list(note.strides)}{place}"
+    place = f"byte {note.offset} of a storage of {note.size} bytes"
+    return f"{note.dtype}{list(note.shape)} with strides {list(note.strides)} at {place}"

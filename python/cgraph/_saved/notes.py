@@ -24,6 +24,7 @@ class TensorNote:
         dtype: As in ``torch.float32``, without ``torch``.
         shape: Its sizes.
         strides: In elements.
+        size: The bytes of its storage.
     """
 
     memory: str
@@ -32,6 +33,7 @@ class TensorNote:
     dtype: str
     shape: tuple[int, ...]
     strides: tuple[int, ...]
+    size: int
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,5 @@ class Notes:
             ) from error
 
 
-def _tensor(
-    memory: str, offset: int, is_given: bool, dtype: str, shape: list[int], strides: list[int]
-) -> TensorNote:
-    return TensorNote(memory, offset, is_given, dtype, tuple(shape), tuple(strides))
+def _tensor(shape: list[int], strides: list[int], **others: Any) -> TensorNote:
+    return TensorNote(shape=tuple(shape), strides=tuple(strides), **others)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
+import torch
+
 from cgraph import _core
 from cgraph._captures.eager_blocks import eager_blocks
 from cgraph._saved.memory import OFFSET, SEED, WORD, Memory, Named, note_of
@@ -12,8 +14,6 @@ from cgraph._saved.notes import GraphNote, TensorNote
 from cgraph.errors import ArgumentError, CgraphError, ForeignError, StateError, add_note
 
 if TYPE_CHECKING:
-    import torch
-
     from cgraph.cudagraph import CUDAGraph
 
 __all__ = ["add_graph", "noted", "pools_of", "require_savable"]
@@ -32,9 +32,14 @@ def require_savable(name: str, graph: CUDAGraph) -> int:
             f"save() of graph {name!r} of the simulator, whose operators are no kernels: graphs are"
             " saved on a GPU"
         )
-    if captured.random_step is not None or (captured.generators and graph._generators):
+    if captured.random_step is not None:
         raise ArgumentError(
-            f"graph {name!r} draws random numbers from a generator of its own, expected one that"
+            f"graph {name!r} draws random numbers in a way that torch {torch.__version__} does not"
+            " show, expected one that draws none, or another torch (2.8 to 2.11)"
+        )
+    if captured.generators and graph._generators:
+        raise ArgumentError(
+            f"graph {name!r} draws random numbers and has a generator of its own, expected one that"
             " draws from the device's default generator alone"
         )
     return captured.ordinal

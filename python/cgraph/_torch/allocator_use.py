@@ -22,7 +22,9 @@ __all__ = [
     "is_routed",
     "mark_captures_of_torch",
     "on_routing",
+    "take_routed",
     "tell_routed_pools",
+    "watch_routes",
 ]
 
 _BEGIN = "_cuda_beginAllocateCurrentThreadToPool"
@@ -31,6 +33,7 @@ _END = "_cuda_endAllocateToPool"
 _watchers: dict[tuple[int, int], Callable[[Handle], None]] = {}
 _checks: list[Callable[[Handle], None]] = []
 _routed: Counter[Handle] = Counter()
+_were_routed: set[Handle] = set()
 _broken: set[int] = set()
 _marks: weakref.WeakKeyDictionary[Any, _core.CaptureMark] = weakref.WeakKeyDictionary()
 
@@ -50,6 +53,19 @@ def is_quiet(ordinal: int) -> bool:
 def is_routed(handle: Handle) -> bool:
     """True if some thread now allocates from a pool through ``torch.cuda.use_mem_pool``."""
     return _routed[handle[0], handle[1]] > 0
+
+
+def watch_routes() -> None:
+    """Begin to note which pools threads allocate from outside of captures."""
+    _install()
+
+
+def take_routed(handle: Handle) -> bool:
+    """Return whether a thread has allocated from a pool outside of captures since the last call."""
+    own = (handle[0], handle[1])
+    found = own in _were_routed
+    _were_routed.discard(own)
+    return found
 
 
 def is_broken(ordinal: int) -> bool:
@@ -154,6 +170,7 @@ def _count_routes(module: Any, before: Callable[[int, Handle], None]) -> None:
     def counted_begin(device: int, handle: Handle) -> None:
         before(device, handle)
         begin(device, handle)
+        _were_routed.add((handle[0], handle[1]))
         _routed[handle[0], handle[1]] += 1
 
     def counted_end(device: int, handle: Handle) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from cgraph import _core
+from cgraph._torch.allocator_use import watch_routes
 from cgraph.errors import TorchError
 
 __all__ = ["record_images", "records_images"]
@@ -25,6 +26,7 @@ def record_images() -> None:
     """
     library = _library()
     _core.record_images(library)
+    watch_routes()
     _recorders.append(library)
 
 

@@ -36,6 +36,10 @@ fn elf_length(read: &dyn Fn(usize, &mut [u8]) -> Option<()>) -> Option<usize> {
     let half = |at: usize| Some(usize::from(u16::from_le_bytes(array(read, at)?)));
     let table = |begin: usize, size: usize, count: usize| begin.checked_add(size * count);
     let (sections, size, count) = (word(0x28)?, half(0x3A)?, half(0x3C)?);
+    if count == 0 && sections != 0 {
+        // There are too many to be counted there.
+        return None;
+    }
     let programs = table(word(0x20)?, half(0x36)?, half(0x38)?)?;
     let mut end = table(sections, size, count)?.max(programs);
     for section in 0..count {

@@ -77,16 +77,13 @@ pub(super) fn functions(index: &Index, images: &[Module]) -> Result<Vec<Function
         let is_shared = |one: &&FunctionAttribute| one.id == FunctionAttribute::MAX_SHARED_BYTES;
         let allowed = now.iter().find(is_shared).map_or(0, |one| one.value);
         // It is raised alone: other graphs may need what is there.
-        if i64::from(needed) > i64::from(allowed) && needed > DEFAULT_SHARED_BYTES {
+        if i64::from(needed) > i64::from(allowed) {
             function.set_max_shared_bytes(needed)?;
         }
         functions.push(function);
     }
     Ok(functions)
 }
-
-/// Dynamic shared memory that every kernel may ask for.
-const DEFAULT_SHARED_BYTES: u32 = 48 << 10;
 
 /// Return the most dynamic shared memory that a launch of a kernel asks for.
 fn most_shared_bytes(index: &Index, function: usize) -> u32 {

@@ -50,7 +50,7 @@ use read::ReadGraphs;
 use crate::code::Code;
 use crate::device::Device;
 use crate::driver::handle::{FunctionHandle, NodeHandle};
-use crate::driver::owned::{OwnedGraph, same_driver};
+use crate::driver::owned::{OwnedGraph, relaxed, same_driver};
 use crate::error::{Error, FileFault, Result};
 use crate::gate::Gates;
 use crate::memory::Memory;
@@ -248,6 +248,11 @@ impl Saved {
     /// [`Error::Invalid`] for a device that is not as the one that the graphs were saved on.
     pub fn load(&self, device: &Device) -> Result<Loaded> {
         self.require_alike(device)?;
+        // CUDA counts it among the calls that break a capture of another thread.
+        relaxed(&**device.driver(), || self.loaded(device))
+    }
+
+    fn loaded(&self, device: &Device) -> Result<Loaded> {
         let modules = self
             .images
             .iter()

@@ -44,6 +44,12 @@ impl<'a> Named<'a> {
             .collect()
     }
 
+    /// Return how many pieces of memory there are.
+    pub(super) fn count(&self) -> u32 {
+        // `new` has seen that there are not too many.
+        u32::try_from(self.memory.len()).unwrap_or(u32::MAX)
+    }
+
     /// Return memory and its name by its number.
     pub(super) fn get(&self, number: u32) -> (&'a str, &'a Memory) {
         self.memory[number as usize]

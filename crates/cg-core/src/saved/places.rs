@@ -228,13 +228,10 @@ impl<'a> Places<'a> {
         if word == other {
             // An address of memory that has not moved, or a number.
             let place = self.memory.inside(word);
-            let address = |named: &Named<'_>, place: Place| named.get(place.memory).1.address();
-            let still =
-                place.filter(|place| address(names, *place) == address(&self.memory, *place));
-            if place.is_some() && still.is_none() {
-                return Ok(Word::Number);
+            if place.is_some_and(|place| self.displacement(place.memory) != Some(0)) {
+                return Err(still(word));
             }
-            return self.assumed(word, still);
+            return self.assumed(word, place);
         }
         let there: Vec<Place> = names.around(other).collect();
         let mut here = self.memory.around(word).collect::<Vec<_>>();
@@ -247,8 +244,13 @@ impl<'a> Places<'a> {
             [_, ..] => return Err(ambiguous(word)),
             [] => {}
         }
-        // Bytes between the fields of a struct may be anything, but nothing that lies in memory.
-        if self.is_memory(word)? || self.is_memory(other)? {
+        // Bytes between the fields of a struct may be anything, but nothing that lies in memory or beside it.
+        let distance = other.wrapping_sub(word);
+        let moved_so = |number: u32| self.displacement(number) == Some(distance);
+        if (0..self.memory.count()).any(moved_so)
+            || self.is_memory(word)?
+            || self.is_memory(other)?
+        {
             return Err(moved_otherwise(word, other));
         }
         self.taken.left += 1;
@@ -290,6 +292,12 @@ impl<'a> Places<'a> {
             self.taken.proven += 1;
         }
         Ok(place)
+    }
+
+    /// Return how far memory moved from the first template to the second.
+    fn displacement(&self, number: u32) -> Option<u64> {
+        let moved = self.moved.as_ref()?.get(number).1.address();
+        Some(moved.0.wrapping_sub(self.memory.get(number).1.address().0))
     }
 
     /// Return whether something is allocated at an address.
@@ -335,6 +343,13 @@ fn unnamed(address: u64) -> Error {
 fn moved_otherwise(address: u64, other: u64) -> Error {
     let given = format!("{address:#x}, and {other:#x} in the second template");
     let expected = "the same place in memory of one name";
+    Error::invalid("an address", &given, expected)
+}
+
+fn still(address: u64) -> Error {
+    let given =
+        format!("{address:#x} in both templates, in memory that is another one in the second");
+    let expected = "an address that moves with its memory";
     Error::invalid("an address", &given, expected)
 }
 

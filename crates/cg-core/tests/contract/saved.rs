@@ -20,7 +20,8 @@ on_every_driver! {
     a_loaded_graph_does_the_same_work_on_other_memory,
     a_captured_graph_is_saved_as_well,
     several_graphs_of_a_file_share_an_image,
-    a_number_that_looks_like_an_address_is_none_if_it_does_not_move,
+    a_word_that_stays_while_its_memory_moves_is_refused,
+    an_address_beside_memory_that_moves_with_it_is_refused,
     more_shared_memory_than_kernels_have_must_be_allowed_first,
     what_a_kernel_is_allowed_comes_back_with_the_graph,
     what_a_kernel_was_allowed_once_is_enough_for_the_graph,
@@ -158,7 +159,7 @@ fn slow(module: &Module, x: &Memory, nanoseconds: u64) -> Work {
     unsafe { Work::kernel(&function, 1, 1, args) }.unwrap()
 }
 
-fn a_number_that_looks_like_an_address_is_none_if_it_does_not_move(device: &Device) {
+fn a_word_that_stays_while_its_memory_moves_is_refused(device: &Device) {
     let module = kernels(device);
     let (x, moved) = (poisoned(device), poisoned(device));
     let number = x.address().0 + 8;
@@ -170,26 +171,39 @@ fn a_number_that_looks_like_an_address_is_none_if_it_does_not_move(device: &Devi
     let (one, other) = (template(&x), template(&moved));
     let add = |proof| {
         let mut saved = Saved::new(device);
-        saved
-            .add("slow", &[&module], (&one, &[("x", &x)]), proof)
-            .unwrap()
+        saved.add("slow", &[&module], (&one, &[("x", &x)]), proof)
     };
-    assert_eq!(
-        add(None),
-        Taken {
-            proven: 0,
-            assumed: 2,
-            left: 0
-        }
+    let assumed = Taken {
+        proven: 0,
+        assumed: 2,
+        left: 0,
+    };
+    assert_eq!(add(None).unwrap(), assumed);
+    // It is a number that looks like an address, or the address of memory that both have.
+    let text = error(add(Some((&other, &[("x", &moved)][..])))).to_string();
+    assert!(
+        text.contains("in both templates, in memory that is another one"),
+        "{text}"
     );
-    let names = [("x", &moved)];
-    assert_eq!(
-        add(Some((&other, &names[..]))),
-        Taken {
-            proven: 1,
-            assumed: 0,
-            left: 0
-        }
+}
+
+fn an_address_beside_memory_that_moves_with_it_is_refused(device: &Device) {
+    let module = kernels(device);
+    let (x, moved) = (poisoned(device), poisoned(device));
+    let template = |x: &Memory| {
+        let template = Template::new(device).unwrap();
+        let beside = x.address().0 + (1 << 40);
+        template.add(&slow(&module, x, beside), &[]).unwrap();
+        template
+    };
+    let (one, other) = (template(&x), template(&moved));
+    let proof = Some((&other, &[("x", &moved)][..]));
+    let mut saved = Saved::new(device);
+    let found = saved.add("slow", &[&module], (&one, &[("x", &x)]), proof);
+    let text = error(found).to_string();
+    assert!(
+        text.contains("expected the same place in memory of one name"),
+        "{text}"
     );
 }
 

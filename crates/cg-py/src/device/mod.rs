@@ -19,7 +19,7 @@ pub(crate) use allocator::{settle_pools, take_refusal};
 pub(crate) use capture::{Capture, Tracker, begin_and_hand_over, end_broken};
 pub(crate) use current_stream::CurrentStream;
 pub(crate) use pool::{Block, Checkpoint, Pool, lent_memory};
-pub(crate) use saved::{LoadedGraphs, SavedGraphs, record_images};
+pub(crate) use saved::{SavedGraphs, SavedKernels, record_images};
 pub(crate) use sim::{Sim, put_in_force};
 pub(crate) use stream::{Event, Stream};
 pub(crate) use template::{NodeAddress, Template};

@@ -88,21 +88,15 @@ impl SavedGraphs {
         self.core.set_notes(notes);
     }
 
-    /// The names of the graphs.
-    #[getter]
-    fn names(&self) -> Vec<&str> {
-        self.core.names()
-    }
-
     /// Write a file, which only its owner may read.
     fn write(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
         detached(py, move || self.core.write(&path))
     }
 
     /// Load the kernels.
-    fn load(&self, py: Python<'_>, device: &Device) -> PyResult<LoadedGraphs> {
+    fn load(&self, py: Python<'_>, device: &Device) -> PyResult<SavedKernels> {
         let core = detached(py, || self.core.load(&device.core))?;
-        Ok(LoadedGraphs {
+        Ok(SavedKernels {
             core,
             device: device.core.clone(),
         })
@@ -111,13 +105,13 @@ impl SavedGraphs {
 
 /// The graphs of a file, with their kernels loaded.
 #[pyclass(frozen, module = "cgraph._core")]
-pub(crate) struct LoadedGraphs {
+pub(crate) struct SavedKernels {
     core: Loaded,
     device: cg_core::Device,
 }
 
 #[pymethods]
-impl LoadedGraphs {
+impl SavedKernels {
     /// Build a graph that works on memory of the names that it was saved with. It keeps `owner` alive.
     fn template(
         &self,

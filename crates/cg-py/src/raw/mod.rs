@@ -95,7 +95,7 @@ pub(crate) fn template(device: &Device, handle: u64, owner: Py<PyAny>) -> Templa
 
 /// Build a graph of a file, with memory of the names that it was saved with.
 pub(crate) fn loaded_template(loaded: &Loaded, name: &str, memory: &Names<'_>) -> Result<Template> {
-    // SAFETY: the file belongs to this user and nobody else may write it, which opening it has checked; its kernels
+    // SAFETY: the file belongs to this user or root and nobody else may write it, which opening it has checked; its kernels
     // touch what the saved graph touched, and `cgraph.saved` lets the template keep the memory of all names.
     let (template, _) = unsafe { loaded.template(name, memory) }?;
     Ok(template)
@@ -125,9 +125,10 @@ pub(crate) fn captured_nodes(_py: Python<'_>, stream: &Stream) -> Result<Option<
 
 /// Memory of a tensor that replays copy to or from, or words of device memory.
 pub(crate) fn memory(device: &Device, address: u64, bytes: u64) -> Memory {
-    // SAFETY: the range is a tensor's or a pool's, which `cgraph.saved` keeps meanwhile, or a tensor's, which the template and its execs retain, or that of words or
-    // of results that the caller of `cgraph._core.Inputs` or `Outputs` keeps as long as them, or of one that the driver has
-    // just found to be mapped and that the caller of `cgraph._core.Device.word` keeps so.
+    // SAFETY: the range is one of these. A tensor's, which the template and its execs retain. Words or results that
+    // the caller of `cgraph._core.Inputs` or `Outputs` keeps as long as them. One that the driver has just found to be
+    // mapped and that the caller of `cgraph._core.Device.word` keeps so. A storage or a pool's segment that
+    // `cgraph.saved` keeps as long as the call, and `SavedKernels.template` as long as the template.
     unsafe { Memory::from_raw(device, Address(address), bytes) }
 }
 

@@ -49,28 +49,50 @@ pub(super) unsafe fn of_node(node: NodeHandle) -> Result<Option<Arc<[u8]>>> {
     };
     // SAFETY: the kernel or function of a live node is live; the call writes one handle, through `owner`.
     let owner = out(call, ptr::null_mut(), |owner| unsafe { get(owner, of) })?;
-    match loaded().get(&(owner as u64)) {
-        Some(Loaded::Whole(image)) => Ok(Some(Arc::clone(image))),
-        Some(Loaded::Changed) => {
-            let given = "a kernel of a module of which the program has taken a variable's address";
-            let expected = "one whose variables are surely as they were loaded";
-            Err(Error::invalid("a node", &given, expected))
-        }
+    let refused = |given: &str, expected: &str| Err(Error::invalid("a node", &given, expected));
+    match loaded().image(owner as u64) {
+        Some(Image::Whole(image)) => Ok(Some(Arc::clone(image))),
+        Some(Image::Changed) => refused(
+            "a kernel of a module of which the program has taken a variable's address",
+            "one whose variables are surely as they were loaded",
+        ),
+        Some(Image::Unkept) => refused(
+            "a kernel of a module that was linked when it was loaded, or whose file is gone",
+            "one that was loaded as a whole",
+        ),
         None => Ok(None),
     }
 }
 
-/// A module or library that is loaded.
-enum Loaded {
+/// What a module or library was loaded from.
+enum Image {
     /// It is as its image says.
     Whole(Arc<[u8]>),
     /// Its variables may have other values than those of its image.
     Changed,
+    /// Nothing that is loaded as it is.
+    Unkept,
 }
 
 /// What is loaded, by its handle.
-fn loaded() -> MutexGuard<'static, BTreeMap<u64, Loaded>> {
-    static LOADED: Mutex<BTreeMap<u64, Loaded>> = Mutex::new(BTreeMap::new());
+struct Loaded {
+    images: BTreeMap<u64, Image>,
+    /// The libraries that modules are of.
+    libraries: BTreeMap<u64, u64>,
+}
+
+impl Loaded {
+    fn image(&mut self, handle: u64) -> Option<&mut Image> {
+        let library = self.libraries.get(&handle).copied();
+        self.images.get_mut(&library.unwrap_or(handle))
+    }
+}
+
+fn loaded() -> MutexGuard<'static, Loaded> {
+    static LOADED: Mutex<Loaded> = Mutex::new(Loaded {
+        images: BTreeMap::new(),
+        libraries: BTreeMap::new(),
+    });
     LOADED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -99,8 +121,12 @@ struct CallbackData {
     result: *const u32,
 }
 
+/// The call that tells of which library a module is: `cuLibraryGetModule`.
+const GET_MODULE: u32 = 682;
+
 type Callback = unsafe extern "C" fn(*mut c_void, u32, u32, *const CallbackData);
 type Subscribe = unsafe extern "C" fn(*mut *mut c_void, Callback, *mut c_void) -> u32;
+type Unsubscribe = unsafe extern "C" fn(*mut c_void) -> u32;
 type EnableCallback = unsafe extern "C" fn(u32, *mut c_void, u32, u32) -> u32;
 type ResultString = unsafe extern "C" fn(u32, *mut *const c_char) -> u32;
 
@@ -112,6 +138,8 @@ fn subscribe(cupti: &Path) -> Result<Library, String> {
     let missing = |error: libloading::Error| format!("CUPTI lacks a call: {error}");
     // SAFETY: CUPTI declares it so in every version that is known.
     let subscribe = unsafe { library.get::<Subscribe>("cuptiSubscribe") }.map_err(missing)?;
+    // SAFETY: as above.
+    let unsubscribe = unsafe { library.get::<Unsubscribe>("cuptiUnsubscribe") }.map_err(missing)?;
     // SAFETY: as above.
     let enable =
         unsafe { library.get::<EnableCallback>("cuptiEnableCallback") }.map_err(missing)?;
@@ -140,15 +168,19 @@ fn subscribe(cupti: &Path) -> Result<Library, String> {
     let code = unsafe { subscribe(&raw mut subscriber, called, ptr::null_mut()) };
     check("cuptiSubscribe", code)?;
     let loads = FROM_FILE.into_iter().chain(FROM_MEMORY);
-    for number in loads.chain(UNLOAD).chain(GET_VARIABLE) {
-        // SAFETY: the subscriber is live.
-        let code = unsafe { enable(1, subscriber, DRIVER_CALLS, number) };
+    let all = loads.chain(UNLOAD).chain(GET_VARIABLE).chain([GET_MODULE]);
+    // SAFETY: the subscriber is live.
+    let mut codes = all.map(|number| unsafe { enable(1, subscriber, DRIVER_CALLS, number) });
+    if let Some(code) = codes.find(|code| *code != 0) {
+        // SAFETY: the subscriber is live, and nobody uses it any more.
+        unsafe { unsubscribe(subscriber) };
         check("cuptiEnableCallback", code)?;
     }
     Ok(library)
 }
 
-/// Keep the image of a load that has succeeded, and forget that of an unload that begins.
+/// Keep the image of a load that has succeeded, forget that of an unload that begins, and note whose variables are
+/// asked for.
 ///
 /// # Safety
 /// CUPTI calls it, in one of the calls above.
@@ -164,7 +196,7 @@ unsafe extern "C" fn called(_: *mut c_void, _: u32, call: u32, data: *const Call
         if site == ENTER {
             // SAFETY: an unload has a handle as its only argument.
             let handle = unsafe { arguments.cast::<u64>().read() };
-            loaded().remove(&handle);
+            loaded().images.remove(&handle);
         }
         return;
     }
@@ -175,9 +207,17 @@ unsafe extern "C" fn called(_: *mut c_void, _: u32, call: u32, data: *const Call
     if GET_VARIABLE.contains(&call) {
         // SAFETY: the handle is the third argument.
         let [_, _, handle] = unsafe { arguments.cast::<[u64; 3]>().read() };
-        if let Some(known) = loaded().get_mut(&handle) {
-            *known = Loaded::Changed;
+        if let Some(known) = loaded().image(handle) {
+            *known = Image::Changed;
         }
+        return;
+    }
+    if call == GET_MODULE {
+        // SAFETY: the call has two arguments.
+        let [module, library] = unsafe { arguments.read() };
+        // SAFETY: the call has succeeded and has written a handle.
+        let module = unsafe { module.cast::<u64>().read() };
+        loaded().libraries.insert(module, library.addr() as u64);
         return;
     }
     // SAFETY: a load has two pointers as its first arguments.
@@ -192,9 +232,10 @@ unsafe extern "C" fn called(_: *mut c_void, _: u32, call: u32, data: *const Call
         // SAFETY: the driver was given a whole image, and has just read it.
         unsafe { copied(source.cast()) }
     };
-    if let Some(image) = image {
-        loaded().insert(handle, Loaded::Whole(image.into()));
-    }
+    let image = image.map_or(Image::Unkept, |image| Image::Whole(image.into()));
+    let mut loaded = loaded();
+    loaded.libraries.remove(&handle);
+    loaded.images.insert(handle, image);
 }
 
 /// How compilers wrap a fatbin that they put into a library: this number, a version, and where it is.
@@ -231,5 +272,8 @@ unsafe fn copied(image: *const u8) -> Option<Vec<u8>> {
     }
     // SAFETY: what is no binary is a text that ends with a zero.
     let text = unsafe { CStr::from_ptr(image.cast()) }.to_bytes();
-    std::str::from_utf8(text).is_ok().then(|| text.to_vec())
+    let begins = text
+        .first()
+        .is_some_and(|byte| !byte.is_ascii_control() || byte.is_ascii_whitespace());
+    (begins && std::str::from_utf8(text).is_ok()).then(|| text.to_vec())
 }

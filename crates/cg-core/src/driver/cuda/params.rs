@@ -77,12 +77,13 @@ pub(super) unsafe fn arguments(
     }
     // SAFETY: `extra` is that of a live node.
     let whole = (!params.extra.is_null()).then(|| unsafe { buffer(params.extra) });
-    let mut arguments = Vec::new();
+    let (mut arguments, mut end) = (Vec::new(), 0);
     for index in 0.. {
         // SAFETY: the function or kernel of a live node is live.
         let Some((offset, size)) = unsafe { extent(params, index) }? else {
             break;
         };
+        end = offset + size;
         let bytes = if params.kernelParams.is_null() {
             let inside = whole
                 .flatten()
@@ -102,7 +103,8 @@ pub(super) unsafe fn arguments(
         };
         arguments.push(bytes.into());
     }
-    Ok(Some(arguments))
+    let has_more = whole.flatten().is_some_and(|whole| whole.len() > end);
+    Ok((!has_more).then_some(arguments))
 }
 
 /// Return the words where there is a pointer to each parameter.

@@ -60,7 +60,7 @@ impl RebuildCalls for Cuda {
         // SAFETY: `node` is live by the contract.
         match unsafe { kind_of(node) }? {
             // SAFETY: `node` is a live kernel node.
-            KERNEL => unsafe { kernel(node) },
+            KERNEL => unsafe { kernel(node, self.context()) },
             // SAFETY: `node` is a live memcpy node.
             MEMCPY => unsafe { memcpy(node) },
             // SAFETY: `node` is a live memset node.
@@ -151,9 +151,13 @@ unsafe fn kind_of(node: sys::CUgraphNode) -> Result<u32> {
 
 /// # Safety
 /// `node` is a kernel node of a live graph; the context is current.
-unsafe fn kernel(node: sys::CUgraphNode) -> Result<Option<WorkSpec>> {
+unsafe fn kernel(node: sys::CUgraphNode, own: sys::CUcontext) -> Result<Option<WorkSpec>> {
     // SAFETY: `node` is a live kernel node.
     let params = unsafe { params::of_kernel(node) }?;
+    if !params.ctx.is_null() && params.ctx != own {
+        // It runs on another device.
+        return Ok(None);
+    }
     let function = if params.func.is_null() && !params.kern.is_null() {
         // SAFETY: the kernel of a live node is live; the call writes one handle.
         out(Call::GraphNodeGetParams, params.func, |function| unsafe {
