@@ -51,9 +51,7 @@ class Loading:
         """Take the tensors that were given, which are to be like those that were saved."""
         notes = self._notes.tensors
         if missing := [name for name, one in notes.items() if one.is_given and name not in tensors]:
-            raise ArgumentError(
-                f"names lacks {', '.join(missing)}, which were saved: give them too"
-            )
+            raise ArgumentError(f"names lacks {', '.join(missing)}, as saved: give them, too")
         for name in tensors:
             if name in notes and not notes[name].is_given:
                 raise ArgumentError(
