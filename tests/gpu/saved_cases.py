@@ -134,7 +134,7 @@ PTX = b"""
 .version 8.0
 .target sm_80
 .address_size 64
-.visible .global .align 4 .f32 value = {0f40000000};
+.visible .global .align 4 .f32 value = 0f40000000;
 .visible .entry scale(.param .u64 x) {
   .reg .u64 %r<3>; .reg .f32 %f<4>;
   ld.param.u64 %r1, [x]; cvta.to.global.u64 %r2, %r1;
