@@ -17,6 +17,7 @@ import pytest
 import torch
 
 import cgraph
+from process_group import keep_groups
 
 MODULES = [
     "cgraph",
@@ -57,8 +58,9 @@ PAGES = sorted(
 
 
 @pytest.fixture(autouse=True)
-def _without_leftovers() -> Iterator[None]:
+def _without_leftovers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let compiled code of a program that is over go here, where torch complains of its globals."""
+    keep_groups(monkeypatch)
     cgraph.trees.reset()
     yield
     before, sys.unraisablehook = sys.unraisablehook, lambda _: None
