@@ -311,6 +311,11 @@ class Cause(Enum):
         "cannot use files with compiled pieces, which are compiled anew",
         "remove the file, or let CGRAPH_CACHE_DIR be a folder that only this user can write",
     )
+    SAVED_GRAPHS = _told(
+        "cannot keep its graphs in a file, so that the next start captures them again",
+        "call cgraph.record_images(unless=path) before the first CUDA work, and read"
+        " docs/guides/saved.md",
+    )
     MANY_SHAPES = _told(
         "has a tensor of another shape in each call, each of which needs a graph of its own",
         "give sizes= so that calls share graphs, or write into a tensor of one size, with"

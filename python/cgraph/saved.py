@@ -20,18 +20,16 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import torch
 
-from cgraph import _core, _driver, _torch
+from cgraph import _torch
 from cgraph._driver import Handle
-from cgraph._saved.loading import Loading
-from cgraph._saved.memory import Given, Memory, named_tensors, tensor_at
-from cgraph._saved.notes import Notes
-from cgraph._saved.saving import add_graph, noted, pools_of, require_savable
+from cgraph._saved.kernels import Kernels
+from cgraph._saved.memory import Given, named_tensors
+from cgraph._saved.saving import NamedMemory, Saving, require_savable
 from cgraph._text import in_units, table
 from cgraph.cudagraph import CUDAGraph
 from cgraph.errors import ArgumentError, ForeignError
@@ -98,17 +96,21 @@ class LoadedGraphs:
     report: FileReport
 
 
-def record_images() -> None:
+def record_images(*, unless: str | os.PathLike[str] | None = None) -> None:
     """Keep the machine code of all kernels that the process loads from now on, for :func:`save`.
 
     Call it before the first CUDA work: what was loaded before cannot be saved. It uses CUPTI, which
     serves one user at a time: profilers find it taken in this process.
 
+    Args:
+        unless: Do nothing if this file is there: it is to be loaded, and nothing saved.
+
     Raises:
         TorchError: CUPTI is not installed.
         CgraphError: A profiler uses it.
     """
-    _torch.record_images()
+    if unless is None or not os.path.exists(unless):
+        _torch.record_images()
 
 
 def save(
@@ -143,75 +145,25 @@ def save(
     began = time.perf_counter()
     first, second = _by_name(graphs), None
     ordinal = _device_of(first)
-    with torch.cuda.device(ordinal):
-        _driver.current().synchronize()
-    memory, others = Memory(), Memory()
-    blocks = pools_of(first.values(), memory)
-    segments = {name: size for name, _, size in memory.ranges}
-    tensors = noted(named_tensors(names, ordinal), memory)
+    named = NamedMemory(first.values())
+    saving = Saving(ordinal, named)
+    tensors = named.note(named_tensors(names, ordinal))
     if again is not None:
         second = _by_name(again[0])
         _device_of(second)
-        pools_of(second.values(), others)
-        noted(named_tensors(again[1], ordinal), others)
+        others = NamedMemory(second.values())
+        others.note(named_tensors(again[1], ordinal))
         if list(second) != list(first):
             raise ArgumentError(f"again has graphs {list(second)}, expected {list(first)}")
-    saved = _core.SavedGraphs(_torch.device_of(ordinal))
-    found, notes = {}, {}
+    found = {}
     for name, graph in first.items():
         other = None if second is None else (second[name], others)
-        found[name], notes[name] = add_graph(saved, name, (graph, memory), other)
-    for place, block in blocks:
-        saved.add_contents(_torch.device_of(ordinal), place, block)
-    saved.notes = Notes(Notes.versions_now(), tensors, notes, segments).text()
-    saved.write(path)
+        found[name] = saving.add(name, graph, other)
+    saving.write(path, tensors)
     nodes = {name: graph._nodes for name, graph in first.items()}
     seconds = {"saved in": time.perf_counter() - began}
-    size = os.stat(path).st_size
-    return FileReport(os.fspath(path), size, nodes, found, sum(segments.values()), seconds)
-
-
-class Kernels:
-    """The kernels of a file, which a thread of their own reads and loads.
-
-    Attributes:
-        path: The file.
-    """
-
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        _torch.require_cuda()
-        self.path = os.fspath(path)
-        self._ordinal = torch.cuda.current_device() if _torch.has_gpu() else 0
-        thread = ThreadPoolExecutor(1)
-        self._found = thread.submit(self._load)
-        # It ends with its work.
-        thread.shutdown(wait=False)
-
-    def _load(self) -> _Opened:
-        began = time.perf_counter()
-        saved = _core.SavedGraphs.open(self.path)
-        size = os.stat(self.path).st_size
-        notes = Notes.of(saved.notes)
-        if (now := Notes.versions_now()) != notes.versions:
-            raise ArgumentError(f"the versions are {now}, expected {notes.versions}, as saved")
-        opened = time.perf_counter()
-        kernels = saved.load(_torch.device_of(self._ordinal))
-        seconds = {"file": opened - began, "kernels": time.perf_counter() - opened}
-        return _Opened(kernels, notes, self._ordinal, size, seconds)
-
-    def _opened(self) -> _Opened:
-        """Wait for the thread; return what it has loaded."""
-        return self._found.result()
-
-
-class _Opened(NamedTuple):
-    """A file whose kernels are loaded."""
-
-    kernels: _core.SavedKernels
-    notes: Notes
-    ordinal: int
-    size: int
-    seconds: dict[str, float]
+    size, pools = os.stat(path).st_size, sum(named.segments.values())
+    return FileReport(os.fspath(path), size, nodes, found, pools, seconds)
 
 
 def load_kernels(path: str | os.PathLike[str]) -> Kernels:
@@ -231,6 +183,7 @@ def load(
     names: Given,
     *,
     pool: MemPool | CUDAGraph | Handle | None = None,
+    instantiate: bool = True,
 ) -> LoadedGraphs:
     """Read graphs that :func:`save` has written; nothing is run and nothing is captured.
 
@@ -244,6 +197,8 @@ def load(
             them where they are.
         pool: The pool of cgraph's for the graphs' own memory, as for a capture; by default a new
             one.
+        instantiate: Make all graphs executable now, by several threads. Without it each one is
+            when it is first replayed, and keeps its template, as with ``keep_graph=True``.
 
     Returns:
         The graphs, and the tensors in their own memory.
@@ -258,17 +213,17 @@ def load(
     kernels = path if isinstance(path, Kernels) else Kernels(path)
     opened = kernels._opened()
     began, notes = time.perf_counter(), opened.notes
-    if (now := torch.cuda.current_device()) != opened.ordinal:
-        raise ForeignError(f"cuda:{now} is current, expected cuda:{opened.ordinal}, of the kernels")
-    own = MemPool() if pool is None else MemPool.of(pool)
-    loading = Loading(opened.kernels, notes, now, own)
-    loading.bind(named_tensors(names, now))
-    graphs = loading.graphs(kernels.path)
-    tensors = {
-        name: tensor_at(loading.segments[note.memory], note)
-        for name, note in notes.tensors.items()
-        if not note.is_given
-    }
+    given = named_tensors(names, opened.require_current())
+    wanted = (name for name, one in notes.tensors.items() if one.is_given)
+    if missing := [name for name in wanted if name not in given]:
+        raise ArgumentError(f"names lacks {', '.join(missing)}, as saved: give them, too")
+    loading = opened.loading(kernels.path, MemPool() if pool is None else MemPool.of(pool))
+    loading.bind(given)
+    graphs = loading.graphs(notes.graphs, keeps=not instantiate)
+    if instantiate:
+        loading.instantiate([*graphs.values()])
+    own = {name: one for name, one in notes.tensors.items() if not one.is_given}
+    tensors = {name: loading.tensor(note) for name, note in own.items()}
     nodes = {name: graph._nodes for name, graph in graphs.items()}
     seconds = {**opened.seconds, "graphs": time.perf_counter() - began}
     own_bytes = sum(notes.pools.values())

@@ -125,14 +125,16 @@ class SegmentedGraph(_core.Segments):
         stream: Any,
         statics: Sequence[torch.Tensor],
         runs: bool = True,
+        keeps: bool = False,
     ) -> tuple[SegmentedGraph, R]:
         """Capture as :meth:`capture`, with results for :meth:`_replay_fresh`.
 
         Where gradients are disabled, none get back through breaks. Unless it ``runs``, there may be
-        no breaks, and the first replay computes the result.
+        no breaks, and the first replay computes the result. Templates stay if it ``keeps`` them.
         """
         flow = InnerFlow if torch.is_grad_enabled() else None
         session = cls._session(pool, stream, "thread_local", (), flow, runs=runs)
+        session.keeps = keeps
         return cls._made(session, body, statics, results)
 
     @classmethod

@@ -10,7 +10,7 @@ import torch
 
 import cgraph
 from cgraph import _core
-from cgraph._saved.memory import Memory, named_tensors, note_of, require_like, tensor_at
+from cgraph._saved.memory import Memory, named_tensors, note_of, require_like, tensor_over
 from cgraph._saved.notes import GraphNote, Notes
 from cgraph.errors import ArgumentError, CgraphError, ForeignError, StateError
 from lab import SimLab, captured
@@ -110,7 +110,7 @@ def test_a_tensor_may_lie_in_a_larger_storage_than_the_saved_one() -> None:
 def test_a_tensor_over_bytes_has_its_shape_type_and_strides() -> None:
     memory = torch.arange(1024, dtype=torch.uint8)[512:]
     like = torch.zeros(6, 4, dtype=torch.int16).t()
-    made = tensor_at(memory, note_of(like, ("m", 128), is_given=False))
+    made = tensor_over(memory.untyped_storage(), 512, note_of(like, ("m", 128), is_given=False))
     assert (made.shape, made.stride(), made.dtype) == (like.shape, like.stride(), like.dtype)
     assert made.data_ptr() == memory.data_ptr() + 128
 

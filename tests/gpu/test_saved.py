@@ -14,10 +14,7 @@ from cgraph.errors import ArgumentError
 
 pytestmark = pytest.mark.gpu
 
-PROGRAM = Path(__file__).with_name("saved_program.py")
-
-
-CASES = Path(__file__).with_name("saved_cases.py")
+HERE = Path(__file__).parent
 
 
 def run(*args: object) -> str:
@@ -30,13 +27,27 @@ def run(*args: object) -> str:
 
 @pytest.mark.parametrize("kind", ["plain", "drops", "compiled"])
 def test_another_process_gets_the_same_bits_from_loaded_graphs(kind: str, tmp_path: Path) -> None:
-    run(PROGRAM, "save", kind, tmp_path)
-    assert "equal" in run(PROGRAM, "load", kind, tmp_path)
+    program = HERE / "saved_program.py"
+    run(program, "save", kind, tmp_path)
+    assert "equal" in run(program, "load", kind, tmp_path)
 
 
-def test_saved_graphs_keep_their_rules_in_a_process_that_records_images() -> None:
+@pytest.mark.parametrize("kind", ["plain", "drops", "compiled"])
+def test_another_process_captures_nothing_that_a_ladders_file_has(
+    kind: str, tmp_path: Path
+) -> None:
+    program = HERE / "ladder_file_program.py"
+    assert "0 graphs loaded, 3 captured, and written" in run(program, kind, tmp_path)
+    assert "3 graphs loaded, 0 captured" in run(program, kind, tmp_path)
+
+
+@pytest.mark.parametrize("cases", ["saved_cases.py", "ladder_file_cases.py"])
+def test_saved_graphs_keep_their_rules_in_a_process_that_records_images(cases: str) -> None:
     # The cases are tests; here is nobody who records, since profilers could not work then.
-    assert " passed" in run("-m", "pytest", "-q", "-p", "no:cacheprovider", CASES)
+    options = [
+        part for one in ("cacheprovider", "benchmark", "xdist") for part in ("-p", f"no:{one}")
+    ]
+    assert " passed" in run("-m", "pytest", "-q", *options, HERE / cases)
 
 
 def test_a_kernel_that_was_loaded_before_is_refused_with_the_fix(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import gc
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -435,3 +436,18 @@ def test_ladders_that_two_threads_capture_at_once_are_both_right(lab: Lab) -> No
     for ladder, layer, xs in ladders:
         for x in xs:
             assert torch.allclose(ladder(8, x), layer(x), atol=1e-4)
+
+
+def test_nothing_is_kept_in_a_file_on_the_simulator(sim: SimLab, tmp_path: Path) -> None:
+    layer = Layer(sim)
+    ladder = GraphLadder()
+    with torch.no_grad(), ladder.kept_in(tmp_path / "graphs") as kept:
+        layer(layer.x)
+        ladder.capture(8, layer, layer.x)
+        with pytest.raises(StateError, match=r"kept_in\(\) in a block of .*graphs: end that first"):
+            ladder.kept_in(tmp_path / "other").__enter__()
+    assert str(kept).endswith("8: captured, as graphs of the simulator are not kept")
+    assert not list(tmp_path.iterdir())
+    assert torch.allclose(ladder(8, layer.x), layer(layer.x), atol=1e-5)
+    with ladder.kept_in(tmp_path / "graphs"):
+        pass

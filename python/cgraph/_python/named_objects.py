@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -51,9 +52,13 @@ def _add_codes(codes: dict[CodeType, dict[str, Any]], waiting: list[Any], *, cal
     while waiting:
         one = waiting.pop()
         one = getattr(one, "__func__", one)
+        if isinstance(one, functools.partial):
+            waiting.append(one.func)
         if not isinstance(one, types.FunctionType) or one.__code__ in codes:
             continue
         if callees and is_library(one.__code__.co_filename):
+            # A decorator of a library's may stand around a function of the user's.
+            waiting += [vars(one)["__wrapped__"]] if "__wrapped__" in vars(one) else []
             continue
         scope, inside = one.__globals__, [one.__code__]
         while inside:

@@ -92,6 +92,7 @@ class Places:
 
     Attributes:
         names: The names that count.
+        codes: The user's code that ran, and its globals.
         found: The places, each after the one that it is found in.
         stopped: The name of the first place that was left out because there are too many.
         addresses: The names of tensors, by the addresses of their storages.
@@ -118,14 +119,14 @@ class Places:
         self.leaves: list[torch.Tensor] = []
         self.refused: str | None = None
         self.names = names
-        self._own = {
+        self.codes = {
             code: scope for code, scope in codes.items() if not is_library(code.co_filename)
         }
         # Of libraries only what the user's code names counts.
-        self._own_names = names & (names_in(self._own) | (names - names_in(codes)))
+        self._own_names = names & (names_in(self.codes) | (names - names_in(codes)))
         # A name that is only assigned to need not be absent.
         self._read = names - stored_in(codes)
-        self._ran = {id(code) for code in self._own}
+        self._ran = {id(code) for code in self.codes}
         self._gradients = gradients
         self._but = frozenset(but)
         self._copied = frozenset(copied)
@@ -151,8 +152,8 @@ class Places:
         for name, value in modules:
             self._look(-1, ("root", value), name, value)
         self._globals()
-        for code, scope in self._own.items():
-            for dots, name in imports_in(code):
+        for code, scope in self.codes.items():
+            for dots, name in sorted(imports_in(code)):
                 self._imported(dots, name, scope)
         self._go_on()
         self._outside = self._seen
@@ -168,7 +169,7 @@ class Places:
 
     def _globals(self) -> None:
         scopes: dict[int, tuple[dict[str, Any], dict[str, None]]] = {}
-        for code, scope in self._own.items():
+        for code, scope in self.codes.items():
             scopes.setdefault(id(scope), (scope, {}))[1].update(dict.fromkeys(code.co_names))
         for scope, names in scopes.values():
             # A global may come to hide a builtin.
@@ -384,7 +385,8 @@ class Places:
         wanted: list[tuple[str, Any, bool]] = []
         for base in kind.__mro__:
             is_own = not is_library_class(base)
-            for key in (self.names if is_own else of_library).intersection(vars(base)) - there:
+            named = (self.names if is_own else of_library).intersection(vars(base))
+            for key in sorted(named - there):
                 if not isinstance(one := vars(base)[key], _DESCRIPTORS):
                     wanted.append((key, one, is_own))
             there.update(vars(base))
@@ -415,7 +417,7 @@ class Places:
         root = self._root(environ._data, "os.environ", ("dict", dict, None, absent))
         if id(environ) not in self._known:
             self._known[id(environ)] = environ
-            for key in keys.keys() - absent:
+            for key in sorted(keys.keys() - absent):
                 name = f"os.environ[{keys[key]!r}]"
                 self._look(root, ("item", key), name, environ._data[key])
 
@@ -457,14 +459,19 @@ class Places:
         names = self._own_names if is_of_library else self.names
         look = self._of_library if is_of_library else self._look
         root = self._root(module, name)
-        for key in names.intersection(vars(module)):
+        for key in sorted(names.intersection(vars(module))):
             look(root, ("attr", key), f"{name}.{key}", vars(module)[key])
 
     def _function(self, function: types.FunctionType) -> None:
-        if id(function) in self._known or id(function.__code__) not in self._ran:
+        if id(function) in self._known:
             return
         self._known[id(function)] = function
-        code, name = function.__code__, function.__name__
+        code, name, attributes = function.__code__, function.__name__, vars(function)
+        if (wrapped := attributes.get("__wrapped__")) is not None:
+            # It may be the user's, and this one a decorator of a library's.
+            self._callable(wrapped, name)
+        if id(code) not in self._ran:
+            return
         self.found.append(Place(-1, ("root", function), ("function", function), name, function))
         for variable, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             if id(cell) not in self._known:
@@ -476,10 +483,7 @@ class Places:
         for variable, one in (*defaults, *(function.__kwdefaults__ or {}).items()):
             if not is_plain(one):
                 self._look(-1, ("root", one), variable, one)
-        attributes = vars(function)
-        if (wrapped := attributes.get("__wrapped__")) is not None:
-            self._callable(wrapped, name)
-        for key in self.names.intersection(attributes):
+        for key in sorted(self.names.intersection(attributes)):
             root = self._root(function, name)
             self._look(root, ("attr", key), f"{name}.{key}", attributes[key])
 

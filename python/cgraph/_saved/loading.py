@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -10,9 +10,10 @@ import torch
 from cgraph import _core, _driver, _torch
 from cgraph._captures import cuda_pools
 from cgraph._captures.footprint import Footprint, is_weighing
+from cgraph._captures.fresh_results import Results
 from cgraph._driver import Captured
-from cgraph._saved.memory import OFFSET, SEED, WORD, Memory, require_like
-from cgraph._saved.notes import Notes
+from cgraph._saved.memory import OFFSET, SEED, WORD, Memory, require_like, tensor_over
+from cgraph._saved.notes import Notes, TensorNote
 from cgraph.cudagraph import CUDAGraph
 from cgraph.errors import ArgumentError
 from cgraph.mempool import MemPool
@@ -30,67 +31,94 @@ class Loading:
         kernels: The file's graphs, with their kernels loaded.
         notes: The file's notes.
         ordinal: The number of the device.
-        pool: The pool for the graphs' own memory.
+        pool: The pool for the graphs' own memory, which is allocated at once.
+        path: The file, in reports.
 
     Attributes:
         segments: The bytes of each segment of that memory, by its name.
     """
 
     def __init__(
-        self, kernels: _core.SavedKernels, notes: Notes, ordinal: int, pool: MemPool
+        self, kernels: _core.SavedKernels, notes: Notes, ordinal: int, pool: MemPool, path: str
     ) -> None:
         self._kernels, self._notes, self._ordinal, self._pool = kernels, notes, ordinal, pool
-        self._driver = _driver.current()
+        self._path, self._driver = path, _driver.current()
         self._handle = cuda_pools.handle_of(pool.id)
         pools = self._driver.mem_pools()
         self._others = [one._core for one in pools if one is not pool]
         self._memory = Memory()
+        self._given: dict[str, torch.UntypedStorage] = {}
         self.segments: dict[str, torch.Tensor] = {}
+        self._allocate()
 
     def bind(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Take the tensors that were given, which are to be like those that were saved."""
+        """Take tensors that were given, which are to be like those that were saved.
+
+        Raises:
+            ArgumentError: One is not.
+        """
         notes = self._notes.tensors
-        if missing := [name for name, one in notes.items() if one.is_given and name not in tensors]:
-            raise ArgumentError(f"names lacks {', '.join(missing)}, as saved: give them, too")
-        for name in tensors:
-            if name in notes and not notes[name].is_given:
+        for name in notes.keys() & tensors.keys():
+            if not notes[name].is_given:
                 raise ArgumentError(
                     f"{name} was given, and lies in the graphs' own memory: use the result's"
                     f" tensors[{name!r}] in its place"
                 )
-        bound: dict[str, int] = {}
         for name, note in notes.items():
-            if not note.is_given:
+            if name not in tensors:
                 continue
             require_like(name, tensors[name], note)
             storage = tensors[name].untyped_storage()
-            start = storage.data_ptr()
-            if note.memory not in bound:
-                bound[note.memory] = start
-                self._memory.add(note.memory, start, note.size, storage)
-            elif bound[note.memory] != start:
+            if (known := self._given.get(note.memory)) is None:
+                self._given[note.memory] = storage
+                self._memory.add(note.memory, storage.data_ptr(), note.size, storage)
+            elif known.data_ptr() != storage.data_ptr():
                 raise ArgumentError(
                     f"{name} has a storage of its own, expected that of {note.memory}, as saved"
                 )
 
-    def graphs(self, path: str) -> dict[str, CUDAGraph]:
-        """Build all graphs; each keeps all memory alive."""
-        self._allocate()
-        names, measures = list(self._notes.graphs), is_weighing()
-        # What is measured must be all that happens meanwhile.
-        with ThreadPoolExecutor(1 if measures else _THREADS) as threads:
+    def tensor(self, note: TensorNote) -> torch.Tensor:
+        """Return a tensor over the memory of the graphs, or over that of a given tensor."""
+        if note.is_given:
+            return tensor_over(self._given[note.memory], 0, note)
+        memory = self.segments[note.memory]
+        return tensor_over(memory.untyped_storage(), int(memory.storage_offset()), note)
+
+    def graphs(self, names: Iterable[str], *, keeps: bool = False) -> dict[str, CUDAGraph]:
+        """Build graphs; each keeps all memory alive. They are not instantiated."""
+        names = list(names)
+        with self._threads() as threads:
             templates = list(threads.map(self._template, names))
-            graphs = [
-                self._graph(name, template, path)
-                for name, template in zip(names, templates, strict=True)
-            ]
+        return {
+            name: self._graph(name, template, (), (), keeps=keeps)
+            for name, template in zip(names, templates, strict=True)
+        }
+
+    def graph(
+        self,
+        name: str,
+        statics: Sequence[torch.Tensor],
+        results: Sequence[torch.Tensor],
+        *,
+        keeps: bool,
+    ) -> CUDAGraph:
+        """Build one graph, which copies to static inputs and copies results to new tensors."""
+        return self._graph(name, self._template(name), statics, results, keeps=keeps)
+
+    def instantiate(self, graphs: Sequence[CUDAGraph]) -> None:
+        """Instantiate graphs and drop their templates."""
+        measures = is_weighing()
+        with self._threads() as threads:
             # All of them, or the error of the first that fails.
             for _ in threads.map(lambda graph: graph._instantiate(measures), graphs):
                 pass
         for graph in graphs:
             graph._run_hooks("instantiate")
             graph.capture_end_post()
-        return dict(zip(names, graphs, strict=True))
+
+    def _threads(self) -> ThreadPoolExecutor:
+        # What is measured must be all that happens meanwhile.
+        return ThreadPoolExecutor(1 if is_weighing() else _THREADS)
 
     def _template(self, name: str) -> tuple[_core.Template, list[int]]:
         """Build a template; return it with the addresses of its random state, if it draws."""
@@ -108,16 +136,29 @@ class Loading:
             template.require_named(self._others)
         return template, words
 
-    def _graph(self, name: str, built: tuple[_core.Template, list[int]], path: str) -> CUDAGraph:
+    def _graph(
+        self,
+        name: str,
+        built: tuple[_core.Template, list[int]],
+        statics: Sequence[torch.Tensor],
+        fresh: Sequence[torch.Tensor],
+        *,
+        keeps: bool,
+    ) -> CUDAGraph:
         """Return a graph of a template, which is live."""
         (template, words), step = built, self._notes.graphs[name].step
-        inputs = None
+        inputs = results = outputs = None
         generators = []
+        if words or statics:
+            inputs = _core.Inputs(template, _torch.tensor_reader(), list(statics), words)
         if words:
-            inputs = _core.Inputs(template, _torch.tensor_reader(), [], words)
             default = torch.cuda.default_generators[self._ordinal]
             generators.append((default.graphsafe_get_state(), step))
-        graph = CUDAGraph()
+        if fresh:
+            results = Results(fresh)
+            outputs = _core.Outputs(template, results.storages)
+        graph = CUDAGraph(keeps)
+        graph._statics = statics
         captured = Captured(
             template,
             pools=[self._handle],
@@ -125,8 +166,10 @@ class Loading:
             ordinal=self._ordinal,
             inputs=inputs,
             generators=generators,
+            results=results,
+            outputs=outputs,
             retained=self._handle,
-            footprint=Footprint(0, None, None, None, path, 0),
+            footprint=Footprint(0, None, None, None, self._path, 0),
         )
         graph._hold(captured, self._driver)
         return graph

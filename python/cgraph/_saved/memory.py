@@ -22,7 +22,7 @@ __all__ = [
     "named_tensors",
     "note_of",
     "require_like",
-    "tensor_at",
+    "tensor_over",
 ]
 
 Given: TypeAlias = "Mapping[str, torch.Tensor | torch.nn.Module]"
@@ -108,12 +108,11 @@ def require_like(name: str, tensor: torch.Tensor, note: TensorNote) -> None:
         raise ArgumentError(f"{name} is {_in_words(now)}, expected {_in_words(note)}, as saved")
 
 
-def tensor_at(memory: torch.Tensor, note: TensorNote) -> torch.Tensor:
-    """Return a tensor over bytes."""
+def tensor_over(storage: torch.UntypedStorage, begin: int, note: TensorNote) -> torch.Tensor:
+    """Return a tensor over a storage, in which its memory begins at a byte."""
     dtype: torch.dtype = getattr(torch, note.dtype)
-    offset = memory.storage_offset() + note.offset
-    tensor = torch.empty(0, dtype=dtype, device=memory.device)
-    return tensor.set_(memory.untyped_storage(), offset // dtype.itemsize, note.shape, note.strides)
+    tensor = torch.empty(0, dtype=dtype, device=storage.device)
+    return tensor.set_(storage, (begin + note.offset) // dtype.itemsize, note.shape, note.strides)
 
 
 def _in_words(note: TensorNote) -> str:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 
 from cgraph.errors import ArgumentError
 
-__all__ = ["GraphNote", "Notes", "TensorNote"]
+__all__ = ["CallNote", "GraphNote", "Leaf", "Notes", "TensorNote"]
 
 
 @dataclass(frozen=True)
@@ -37,14 +38,49 @@ class TensorNote:
 
 
 @dataclass(frozen=True)
+class Leaf:
+    """One value of a result.
+
+    Attributes:
+        tensor: The tensor that it is, if it is one.
+        value: Otherwise the value: None, a bool, an int, a float or a text.
+    """
+
+    tensor: TensorNote | None
+    value: Any = None
+
+
+@dataclass(frozen=True)
+class CallNote:
+    """The calls that a graph serves.
+
+    Attributes:
+        reads: The number of what its function reads, among those of :attr:`Notes.reads`.
+        arguments: The leaves of the arguments in words, by their names.
+        leaves: The leaves of the result.
+        spec: Their structure, as pytree writes it.
+        fresh: The places of the leaves that replays copy to new tensors; None if all of the
+            capture's own are returned.
+    """
+
+    reads: int
+    arguments: dict[str, str]
+    leaves: list[Leaf]
+    spec: str
+    fresh: list[int] | None
+
+
+@dataclass(frozen=True)
 class GraphNote:
     """A graph by its name.
 
     Attributes:
         step: How far a replay moves the offset of the default generator; 0 if it draws nothing.
+        call: The calls that it serves, if it is one of a ladder.
     """
 
     step: int
+    call: CallNote | None = None
 
 
 @dataclass(frozen=True)
@@ -56,12 +92,16 @@ class Notes:
         tensors: The named tensors.
         graphs: The graphs.
         pools: The bytes of the memory of pools, by its name.
+        reads: What functions read, in words, by the names of the places.
+        refused: The reasons why other graphs of the ladder are not in the file, by their names.
     """
 
     versions: dict[str, str]
     tensors: dict[str, TensorNote]
     graphs: dict[str, GraphNote]
     pools: dict[str, int]
+    reads: list[dict[str, str]] = field(default_factory=list)
+    refused: dict[str, str] = field(default_factory=dict)
 
     @staticmethod
     def versions_now() -> dict[str, str]:
@@ -81,9 +121,9 @@ class Notes:
         """
         try:
             read: dict[str, Any] = json.loads(text)
-            tensors = {name: _tensor(**one) for name, one in read["tensors"].items()}
-            graphs = {name: GraphNote(**one) for name, one in read["graphs"].items()}
-            return cls(read["versions"], tensors, graphs, read["pools"])
+            read["tensors"] = {name: _tensor(one) for name, one in read["tensors"].items()}
+            read["graphs"] = {name: _graph(**one) for name, one in read["graphs"].items()}
+            return cls(**read)
         except (ValueError, KeyError, TypeError) as error:
             raise ArgumentError(
                 f"the file's notes are {text[:40]!r}, expected those of cgraph.save: files of Rust"
@@ -91,5 +131,14 @@ class Notes:
             ) from error
 
 
-def _tensor(shape: list[int], strides: list[int], **others: Any) -> TensorNote:
-    return TensorNote(shape=tuple(shape), strides=tuple(strides), **others)
+def _tensor(read: Mapping[str, Any]) -> TensorNote:
+    shape, strides = tuple(read["shape"]), tuple(read["strides"])
+    return TensorNote(**{**read, "shape": shape, "strides": strides})
+
+
+def _graph(step: int, call: Mapping[str, Any] | None) -> GraphNote:
+    if call is None:
+        return GraphNote(step)
+    pairs = ((one["tensor"], one["value"]) for one in call["leaves"])
+    leaves = [Leaf(None if tensor is None else _tensor(tensor), value) for tensor, value in pairs]
+    return GraphNote(step, CallNote(**{**call, "leaves": leaves}))

@@ -1,22 +1,23 @@
-"""The parts of a file of graphs: their pools, named tensors and random state."""
+"""A file of graphs, while it is made: their pools, named tensors and random state."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
-from cgraph import _core
+from cgraph import _core, _driver, _torch
 from cgraph._captures.eager_blocks import eager_blocks
 from cgraph._saved.memory import OFFSET, SEED, WORD, Memory, Named, note_of
-from cgraph._saved.notes import GraphNote, TensorNote
+from cgraph._saved.notes import CallNote, GraphNote, Notes, TensorNote
 from cgraph.errors import ArgumentError, CgraphError, ForeignError, StateError, add_note
 
 if TYPE_CHECKING:
     from cgraph.cudagraph import CUDAGraph
 
-__all__ = ["add_graph", "noted", "pools_of", "require_savable"]
+__all__ = ["NamedMemory", "Saving", "require_savable"]
 
 
 def require_savable(name: str, graph: CUDAGraph) -> int:
@@ -45,17 +46,117 @@ def require_savable(name: str, graph: CUDAGraph) -> int:
     return captured.ordinal
 
 
-def pools_of(
-    graphs: Iterable[CUDAGraph], memory: Memory
-) -> list[tuple[tuple[str, int], tuple[int, int]]]:
-    """Name the segments of all pools.
+class NamedMemory:
+    """The memory of graphs that are captured, by its name.
 
-    Returns:
-        Place and range of each block there that is in use and that no capture has allocated.
+    Args:
+        graphs: The graphs, whose pools get names at once.
+
+    Attributes:
+        memory: The memory that has names.
+        segments: The bytes of each segment of the pools, by its name.
+        blocks: Place and range of each block there that is in use and that no capture has
+            allocated.
 
     Raises:
         StateError: A pool is paused.
     """
+
+    def __init__(self, graphs: Iterable[CUDAGraph]) -> None:
+        self.memory = Memory()
+        self.blocks = _name_pools(graphs, self.memory)
+        self.segments = {name: size for name, _, size in self.memory.ranges}
+
+    def note(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, TensorNote]:
+        """Describe tensors; the storages of those outside of pools become named memory."""
+        for name, tensor in tensors.items():
+            storage = tensor.untyped_storage()
+            if self.memory.find(storage.data_ptr()) is None:
+                self.memory.add(name, storage.data_ptr(), storage.nbytes(), storage)
+        notes = ((name, self.note_there(one)) for name, one in tensors.items())
+        # What has no bytes has no place.
+        return {
+            name: one or note_of(tensors[name], (name, 0), is_given=True) for name, one in notes
+        }
+
+    def note_there(self, tensor: torch.Tensor) -> TensorNote | None:
+        """Describe a tensor in memory that has a name; None if it lies elsewhere."""
+        place = self.memory.find(tensor.untyped_storage().data_ptr())
+        if place is None:
+            return None
+        offset = place[1] + int(tensor.storage_offset()) * tensor.element_size()
+        return note_of(tensor, (place[0], offset), is_given=place[0] not in self.segments)
+
+    def ranges(self, graph: CUDAGraph) -> list[Named]:
+        """Return the memory, with the words of the graph's random state if it draws."""
+        captured = graph._captured
+        assert captured is not None
+        words = [
+            [(SEED, seed, WORD), (OFFSET, offset, WORD)] for seed, offset in captured.random_words
+        ]
+        return [*self.memory.ranges, *(one for pair in words for one in pair)]
+
+
+class Saving:
+    """A file of graphs.
+
+    Args:
+        ordinal: The number of their device.
+        named: Their memory.
+
+    Attributes:
+        graphs: The notes of the graphs.
+    """
+
+    def __init__(self, ordinal: int, named: NamedMemory) -> None:
+        self.graphs: dict[str, GraphNote] = {}
+        self._named, self._device = named, _torch.device_of(ordinal)
+        self._saved = _core.SavedGraphs(self._device)
+        with torch.cuda.device(ordinal):
+            _driver.current().synchronize()
+
+    def add(
+        self,
+        name: str,
+        graph: CUDAGraph,
+        again: tuple[CUDAGraph, NamedMemory] | None = None,
+        call: CallNote | None = None,
+    ) -> tuple[int, int]:
+        """Add a graph, maybe with a second capture of it, and the calls that it serves.
+
+        Returns:
+            How many of its addresses are proven and assumed.
+        """
+        assert graph._captured is not None
+        step = sum(step for _, step in graph._captured.generators)
+        other = None if again is None else (again[0]._template, again[1].ranges(again[0]))
+        try:
+            found = self._saved.add(name, graph._template, self._named.ranges(graph), other)
+        except CgraphError as error:
+            add_note(error, f"cgraph: graph {name!r} was not saved{_advice(str(error))}")
+            raise
+        self.graphs[name] = GraphNote(step, call)
+        return found
+
+    def write(
+        self,
+        path: str | os.PathLike[str],
+        tensors: dict[str, TensorNote],
+        reads: Sequence[dict[str, str]] = (),
+        refused: Mapping[str, str] | None = None,
+    ) -> None:
+        """Write the file, with the contents of what the graphs count on in their pools."""
+        for place, block in self._named.blocks:
+            self._saved.add_contents(self._device, place, block)
+        now, segments = Notes.versions_now(), self._named.segments
+        notes = Notes(now, tensors, self.graphs, segments, [*reads], dict(refused or {}))
+        self._saved.notes = notes.text()
+        self._saved.write(path)
+
+
+def _name_pools(
+    graphs: Iterable[CUDAGraph], memory: Memory
+) -> list[tuple[tuple[str, int], tuple[int, int]]]:
     found = []
     handles = {(one[0], one[1]): graph for graph in graphs for one in graph.pools()}
     for handle, graph in handles.items():
@@ -68,52 +169,6 @@ def pools_of(
         blocks = [one for one in state.blocks if eager is None or one[0] in eager]
         found += [(place, one) for one in blocks if (place := memory.find(one[0]))]
     return found
-
-
-def noted(tensors: Mapping[str, torch.Tensor], memory: Memory) -> dict[str, TensorNote]:
-    """Describe named tensors; the storages of those outside of pools become named memory."""
-    notes = {}
-    pools = {name for name, _, _ in memory.ranges}
-    for name, tensor in tensors.items():
-        storage = tensor.untyped_storage()
-        start = storage.data_ptr()
-        place = memory.find(start)
-        if place is None:
-            place = name, 0
-            memory.add(name, start, storage.nbytes(), storage)
-        offset = place[1] + int(tensor.storage_offset()) * tensor.element_size()
-        notes[name] = note_of(tensor, (place[0], offset), is_given=place[0] not in pools)
-    return notes
-
-
-def add_graph(
-    saved: _core.SavedGraphs,
-    name: str,
-    first: tuple[CUDAGraph, Memory],
-    again: tuple[CUDAGraph, Memory] | None,
-) -> tuple[tuple[int, int], GraphNote]:
-    """Add a graph, maybe with a second capture of it.
-
-    Returns:
-        How many of its addresses are proven and assumed, and its note.
-    """
-    graph = first[0]
-    assert graph._captured is not None
-    step = sum(step for _, step in graph._captured.generators)
-    other = None if again is None else (again[0]._template, _ranges(*again))
-    try:
-        return saved.add(name, graph._template, _ranges(*first), other), GraphNote(step)
-    except CgraphError as error:
-        add_note(error, f"cgraph: graph {name!r} was not saved{_advice(str(error))}")
-        raise
-
-
-def _ranges(graph: CUDAGraph, memory: Memory) -> list[Named]:
-    """Return named memory, with the words of the graph's random state if it draws."""
-    captured = graph._captured
-    assert captured is not None
-    words = [[(SEED, seed, WORD), (OFFSET, offset, WORD)] for seed, offset in captured.random_words]
-    return [*memory.ranges, *(one for pair in words for one in pair)]
 
 
 def _advice(text: str) -> str:

@@ -34,6 +34,7 @@ _watchers: dict[tuple[int, int], Callable[[Handle], None]] = {}
 _checks: list[Callable[[Handle], None]] = []
 _routed: Counter[Handle] = Counter()
 _were_routed: set[Handle] = set()
+_notes_routes = threading.Event()
 _broken: set[int] = set()
 _marks: weakref.WeakKeyDictionary[Any, _core.CaptureMark] = weakref.WeakKeyDictionary()
 
@@ -57,6 +58,7 @@ def is_routed(handle: Handle) -> bool:
 
 def watch_routes() -> None:
     """Begin to note which pools threads allocate from outside of captures."""
+    _notes_routes.set()
     _install()
 
 
@@ -170,7 +172,8 @@ def _count_routes(module: Any, before: Callable[[int, Handle], None]) -> None:
     def counted_begin(device: int, handle: Handle) -> None:
         before(device, handle)
         begin(device, handle)
-        _were_routed.add((handle[0], handle[1]))
+        if _notes_routes.is_set():
+            _were_routed.add((handle[0], handle[1]))
         _routed[handle[0], handle[1]] += 1
 
     def counted_end(device: int, handle: Handle) -> None:

@@ -13,13 +13,17 @@ from typing import Any
 import torch
 from torch.utils import _pytree
 
+from cgraph.errors import ArgumentError
+
 __all__ = [
     "is_named_tuple",
     "is_record",
     "names_in",
     "record_of",
+    "tree_dumps",
     "tree_flatten",
     "tree_iter",
+    "tree_loads",
     "tree_map",
     "tree_unflatten",
 ]
@@ -92,6 +96,23 @@ def names_in(name: str, tree: Any) -> list[str]:
         count = len(_pytree.tree_leaves(tree, is_leaf=_is_size))
         return [f"{name}.{place}" for place in range(count)]
     return [name + _pytree.keystr(path) for path, _ in pairs]
+
+
+def tree_dumps(spec: Any) -> str:
+    """Return the structure of a tree as text.
+
+    Raises:
+        ArgumentError: It has a container that has no text.
+    """
+    try:
+        return _pytree.treespec_dumps(spec)
+    except NotImplementedError as error:
+        raise ArgumentError(f"{spec} cannot be written: {error}") from error
+
+
+def tree_loads(text: str) -> Any:
+    """Return the structure of a tree that :func:`tree_dumps` has written."""
+    return _pytree.treespec_loads(text)
 
 
 def is_named_tuple(kind: type) -> bool:

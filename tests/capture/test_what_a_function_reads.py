@@ -1,0 +1,203 @@
+"""What a function reads, in words that another process can compare."""
+
+from __future__ import annotations
+
+import functools
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import Tensor, nn
+
+from cgraph._saved.reads import arguments_in_words, difference, reads_of
+from cgraph.errors import ArgumentError
+
+FACTOR: Any = 2.0
+
+
+def helper(x: Tensor) -> Tensor:
+    return x * FACTOR
+
+
+class Scale:
+    def __init__(self, scale: float) -> None:
+        self.scale = scale
+
+    def __matmul__(self, x: Tensor) -> Tensor:
+        return x * self.scale
+
+
+class Layer(nn.Module):
+    kind = "plain"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.scale: Any = 0.5
+        self.box = {"shift": 1.0}
+        self.part = Scale(3.0)
+
+    @torch.no_grad()
+    def forward(self, x: Tensor) -> Tensor:
+        found = helper(self.linear(x)) * self.scale + self.box["shift"]
+        return self.part @ found if self.kind == "plain" else found
+
+
+def changed(function: Callable[..., Any], change: Callable[[], object]) -> str | None:
+    before = reads_of(function).words
+    assert difference(reads_of(function).words, before) is None
+    change()
+    return difference(reads_of(function).words, before)
+
+
+def recompiled(function: Any, text: str) -> None:
+    """Give a function other code, as an edit of its file does."""
+    scope: dict[str, Any] = {}
+    exec(text, scope)
+    made = scope[function.__name__].__code__
+    function.__code__ = made.replace(co_filename=function.__code__.co_filename)
+
+
+def edits(layer: Any) -> dict[str, Callable[[], object]]:
+    return {
+        "self.scale is 0.7, and was 0.5": lambda: setattr(layer, "scale", 0.7),
+        r"self.box\['shift'\] is 2.0, and was 1.0": lambda: layer.box.update(shift=2.0),
+        "self.part.scale is": lambda: setattr(layer.part, "scale", 4.0),
+        "self.linear.training is False": layer.eval,
+        "self.linear.bias is None": lambda: setattr(layer.linear, "bias", None),
+        "self.linear.bias is .*float64.*was .*float32": lambda: layer.linear.double(),
+        "self.linear is .*Sequential.*was .*Linear": lambda: setattr(
+            layer, "linear", nn.Sequential()
+        ),
+    }
+
+
+@pytest.mark.parametrize("text", edits(Layer()))
+def test_a_change_in_a_module_is_seen_by_its_name(text: str) -> None:
+    layer = Layer()
+    found = changed(layer, edits(layer)[text])
+    assert found is not None
+    assert re.search(text, found), found
+
+
+def test_other_code_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = Layer()
+    new = "def helper(x):\n    return x * FACTOR + 1"
+    code = helper.__code__
+    try:
+        assert "the code of helper is" in str(changed(layer, lambda: recompiled(helper, new)))
+    finally:
+        helper.__code__ = code
+    method: Any = Scale.__matmul__
+    code = method.__code__
+    new = "def __matmul__(self, x):\n    return x + self.scale"
+    try:
+        assert "__matmul__" in str(changed(layer, lambda: recompiled(method, new)))
+    finally:
+        method.__code__ = code
+    inner: Any = vars(Layer.forward)["__wrapped__"]
+    code = inner.__code__
+    new = "def forward(self, x):\n    return helper(self.linear(x)) * self.scale"
+    try:
+        assert "forward" in str(changed(layer, lambda: recompiled(inner, new)))
+    finally:
+        inner.__code__ = code
+    assert changed(layer, lambda: monkeypatch.setattr(Layer, "kind", "none")) is not None
+    assert changed(layer, lambda: monkeypatch.setitem(globals(), "FACTOR", 3.0)) is not None
+
+
+def test_cells_defaults_and_parts_of_a_call_are_seen() -> None:
+    scale = 2.0
+
+    @torch.no_grad()
+    def closes(x: Tensor) -> Tensor:
+        return x * scale
+
+    def defaults(x: Tensor, by: float = 2.0, *, then: float = 1.0) -> Tensor:
+        return x * by + then
+
+    def double() -> None:
+        nonlocal scale
+        scale *= 2
+
+    kinds: Any = defaults
+    assert "scale is" in str(changed(closes, double))
+    assert changed(defaults, lambda: setattr(kinds, "__defaults__", (3.0,))) is not None
+    assert changed(defaults, lambda: setattr(kinds, "__kwdefaults__", {"then": 2.0})) is not None
+    parts: Any = [functools.partial(defaults, by=one) for one in (4.0, 5.0)]
+    assert difference(*(reads_of(one).words for one in parts)) is not None
+    assert "closes" in "".join(reads_of(functools.partial(closes)).words)
+
+
+def test_a_compiled_module_is_seen_as_it_was_written() -> None:
+    layer = Layer()
+    compiled = torch.compile(layer)
+    found = changed(compiled, lambda: setattr(layer, "scale", 0.7))
+    assert found is not None
+    assert "scale is" in found
+
+
+def test_what_cannot_be_compared_is_refused() -> None:
+    array = numpy.zeros(3)
+    with pytest.raises(ArgumentError, match="array is an array, whose contents are not compared"):
+        reads_of(lambda x: x + array)
+    with pytest.raises(ArgumentError, match="has no code in Python to compare"):
+        reads_of(torch.relu)
+    with pytest.raises(ArgumentError, match=r"argument args\[1\] is a SimpleNamespace, expected"):
+        arguments_in_words((torch.zeros(3), SimpleNamespace()))
+
+
+def test_arguments_differ_by_form_value_and_container() -> None:
+    x = torch.zeros(4, 2)
+    base = arguments_in_words(((x, 1), {"k": 2.0}))
+    assert difference(arguments_in_words(((x.clone(), 1), {"k": 2.0})), base) is None
+    for other in (
+        ((x[:2], 1), {"k": 2.0}),
+        ((x.double(), 1), {"k": 2.0}),
+        ((x.t().contiguous().t(), 1), {"k": 2.0}),
+        ((x, True), {"k": 2.0}),
+        ((x, 1), {"k": -2.0}),
+        ([x, 1], {"k": 2.0}),
+    ):
+        assert difference(arguments_in_words(other), base) is not None
+
+
+PROGRAM = """
+import hashlib, json, torch
+from torch import nn
+from cgraph._saved.reads import reads_of
+class Layer(nn.Module):
+    names = frozenset(["a", "b", "c", "d"])
+    def __init__(self):
+        super().__init__()
+        self.one, self.two, self.shared = nn.Linear(2, 2), nn.Linear(2, 2), {"x": 1, "y": 2}
+        self.same = self.shared
+    def forward(self, x):
+        return other(self.one(x)) + self.two(x) if "e" in {"e", "f", "g"} else self.shared["x"]
+def other(x):
+    return torch.relu(x) * len(Layer.names) * box.shared["y"] * box.same["y"]
+box = Layer()
+words = reads_of(box).words
+print(len(words) > 20, json.dumps(words, sort_keys=True))
+"""
+
+
+def test_another_process_finds_the_same_words() -> None:
+    found = set()
+    for seed in range(4):
+        run = subprocess.run(
+            [sys.executable, "-c", PROGRAM],
+            env={"PYTHONHASHSEED": str(seed), "CGRAPH_DRIVER": "sim"},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        found.add(run.stdout)
+    assert len(found) == 1
+    assert next(iter(found)).startswith("True ")
