@@ -194,13 +194,28 @@ class GraphLadder(_core.Ladder):
         """
         from cgraph._ladder.file import LadderFile
 
+        with self._keeping(LadderFile(path, check=check, lazy=lazy)) as file:
+            yield file
+
+    @contextmanager
+    def _keeping(self, file: LadderFile) -> Iterator[LadderFile]:
+        """Let captures in the block be loaded from a file, or be written to it."""
         if self._file is not None:
             raise StateError(f"kept_in() in a block of {self._file.path}: end that first")
-        with LadderFile(path, check=check, lazy=lazy) as self._file:
+        with file:
+            self._file = file
             try:
-                yield self._file
+                yield file
             finally:
                 self._file = None
+
+    def _is_kept(self, key: Hashable) -> bool:
+        """Return whether a file in use may have the graph of a key."""
+        return self._file is not None and self._file.has(key)
+
+    def _was_kept(self, key: Hashable) -> bool:
+        """Return whether the graph of a key came from a file in use."""
+        return self._file is not None and key in self._file.loaded
 
     @property
     def pool(self) -> Pool:

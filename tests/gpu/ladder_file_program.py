@@ -14,6 +14,7 @@ from saved_program import WIDTH, Model
 from torch import Tensor
 
 import cgraph
+from cgraph.piecewise import PiecewiseBackend, mark_size
 
 SIZES = (8, 4, 2)
 
@@ -31,7 +32,30 @@ class Rows(Model):
 
 
 @torch.no_grad()
+def pieces(folder: Path) -> None:
+    """Warm up a backend, and compare its calls with the model's own."""
+    file = folder / "graphs"
+    cgraph.record_images(unless=file)
+    torch.manual_seed(1)
+    model = Rows(drops=False).cuda()
+    backend = PiecewiseBackend(capture_sizes=SIZES, graph_file=str(file))
+    fast, x = torch.compile(model, backend=backend), torch.randn(8, WIDTH, device="cuda")
+    backend.warm_up(lambda rows: fast(mark_size(x[:rows])), progress=False)
+    for rows in SIZES:
+        x.normal_()
+        model.cache.zero_()
+        expected = [one.clone() for one in (*model(x[:rows]), model.cache)]
+        model.cache.zero_()
+        found = [*fast(x[:rows]), model.cache]
+        assert all(map(torch.allclose, found, expected))
+    print(backend.counters)
+
+
+@torch.no_grad()
 def main(kind: str, folder: Path) -> None:
+    if kind == "pieces":
+        pieces(folder)
+        return
     file, results = folder / "graphs", folder / "results"
     cgraph.record_images(unless=file)
     moved = [torch.zeros(3 << 20, device="cuda") for _ in range(7 if results.exists() else 0)]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import cgraph
 
-INPUTS = 20
+INPUTS = 200
 ROWS, WIDTH = 8, 256
 
 

@@ -41,6 +41,12 @@ def test_another_process_captures_nothing_that_a_ladders_file_has(
     assert "3 graphs loaded, 0 captured" in run(program, kind, tmp_path)
 
 
+def test_another_process_captures_no_size_that_a_backends_file_has(tmp_path: Path) -> None:
+    program = HERE / "ladder_file_program.py"
+    assert "captures=3, loaded_sizes=0" in run(program, "pieces", tmp_path)
+    assert "captures=0, loaded_sizes=3" in run(program, "pieces", tmp_path)
+
+
 @pytest.mark.parametrize("cases", ["saved_cases.py", "ladder_file_cases.py"])
 def test_saved_graphs_keep_their_rules_in_a_process_that_records_images(cases: str) -> None:
     # The cases are tests; here is nobody who records, since profilers could not work then.

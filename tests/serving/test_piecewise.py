@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import cgraph
-from cgraph.errors import CaptureError, StateError
+from cgraph.errors import CaptureError, CgraphWarning, StateError
 from cgraph.piecewise import PiecewiseBackend, PiecewiseConfig, mark_size
 from lab import Lab, SimLab, fresh
 from served import OPS, SIZES, Decoder, Served, calls
@@ -229,6 +230,22 @@ def test_a_dry_run_tells_the_bytes_of_all_sizes_and_leaves_no_graph(lab: Lab) ->
     with pytest.raises(StateError, match="dry_run\\(\\) after a capture"):
         served.backend.dry_run(lambda size: None)
     assert all(one.is_captured for one in served.backend.report().sizes)
+
+
+def test_a_split_model_captures_all_sizes_though_a_file_could_keep_their_graphs(
+    lab: Lab, tmp_path: Path
+) -> None:
+    file = tmp_path / "graphs"
+    served = Served(lab, Decoder(), graph_file=str(file))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always", CgraphWarning)
+        served.backend.warm_up(lambda size: served.fast(served.rows(size)), progress=False)
+    texts = [str(one.message) for one in told if "is kept in" in str(one.message)]
+    assert len(texts) == (lab.device == "cuda")
+    assert all("it has breaks, which run eagerly" in one for one in texts)
+    assert not file.exists()
+    counters = served.backend.counters
+    assert (counters.captures, counters.loaded_sizes) == (len(SIZES), 0)
 
 
 def test_without_sizes_a_warm_up_calls_nothing(lab: Lab) -> None:

@@ -162,7 +162,8 @@ class LadderFile:
 
     def has(self, key: Hashable) -> bool:
         """Return whether the file may have a graph for a key."""
-        return (opened := self._open()) is not None and repr(key) in opened.notes.graphs
+        opened = self._open() if self._is_on_gpu else None
+        return opened is not None and repr(key) in opened.notes.graphs
 
     def _open(self) -> Opened | None:
         """Wait for the file; None if nothing can be loaded."""

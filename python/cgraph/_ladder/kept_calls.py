@@ -73,8 +73,9 @@ class KeptCalls:
 
     def __init__(self, describe: Callable[[Callable[..., Any]], Reads]) -> None:
         self._describe = describe
-        # Functions of many keys are often the same. They stay, so that no other has their number.
-        self._known: dict[int, tuple[Any, Reads, int]] = {}
+        # Functions of many keys are often the same. They stay, so that no other has their ``id``.
+        self._known: dict[int, tuple[Any, Reads]] = {}
+        self._reads: list[Reads] = []
 
     def of(self, key: Hashable, fn: Callable[..., Any], args: tuple[Any, ...]) -> KeptCall:
         """Describe a capture.
@@ -86,13 +87,17 @@ class KeptCalls:
             raise ArgumentError(f"its key is a {type(key).__name__}, expected a plain value")
         known = self._known.get(id(fn))
         if known is None:
-            known = self._known[id(fn)] = fn, self._describe(fn), len(self._known)
-        _, reads, number = known
+            known = self._known[id(fn)] = fn, self._describe(fn)
+        reads = known[1]
+        number = next((place for place, one in enumerate(self._reads) if one is reads), None)
+        if number is None:
+            number = len(self._reads)
+            self._reads.append(reads)
         return KeptCall(key, reads, number, arguments_in_words(args), Sample(args, {}))
 
     def reads(self) -> list[dict[str, str]]:
         """Return what the functions read, in words, by their numbers."""
-        return [one.words for _, one, _ in self._known.values()]
+        return [one.words for one in self._reads]
 
 
 def _leaf_of(name: str, leaf: Any, named: NamedMemory) -> Leaf:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from cgraph import _driver, _torch
 from cgraph._captures.capture_order import largest_first
 from cgraph._driver import Pool
-from cgraph._piecewise.compile_cache import CompileCache
+from cgraph._piecewise.compile_cache import CompileCache, key_of
 from cgraph._piecewise.config import PiecewiseConfig
 from cgraph._piecewise.counters import Counters
 from cgraph._piecewise.open_size import OpenSize
@@ -154,7 +155,8 @@ class PiecewiseBackend:
             made = program_of(whole, found)
             return made if size else _explained(made, graph)
 
-        self._calls = SizedCalls(config, open_size, program, self._ladder, self.counters)
+        key = None if config.graph_file is None else key_of(config, graph)
+        self._calls = SizedCalls(config, open_size, program, self._ladder, self.counters, key)
         return self._calls.run
 
     def warm_up(
@@ -168,9 +170,10 @@ class PiecewiseBackend:
             freeze: Refuse captures from then on: a size that was not captured here raises.
         """
         if self._sizes:
-            self._compile(call)
+            file = self._compile(call).file()
             self._was_dry = False
-            self._capture_all(call, self._ladder.pool, progress=progress, freeze=freeze)
+            with nullcontext() if file is None else self._ladder._keeping(file):
+                self._capture_all(call, self._ladder.pool, progress=progress, freeze=freeze)
 
     def dry_run(self, call: Callable[[int], object], *, progress: bool = True) -> PiecewiseReport:
         """Capture all sizes as :meth:`warm_up` does, into a pool that goes, and drop the graphs.
@@ -236,6 +239,8 @@ class PiecewiseBackend:
             for size in largest_first(self._sizes, "capture pieces", shows=progress):
                 for _ in range(self.config.warmups_of(size) + 1):
                     call(size)
+                    if size in self._ladder:
+                        break
 
 
 def _dump(folder: Path, *, traced: torch.fx.GraphModule, split: torch.fx.GraphModule) -> None:

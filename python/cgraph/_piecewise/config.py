@@ -38,6 +38,9 @@ class PiecewiseConfig:
         cache: Keep compiled pieces on disk, for the next start.
         cache_dir: The folder of these caches, in place of ``CGRAPH_CACHE_DIR`` and
             ``~/.cache/cgraph``.
+        graph_file: A file that keeps the graphs of :meth:`PiecewiseBackend.warm_up` for the next
+            process, as :meth:`cgraph.GraphLadder.kept_in`. It can have those of models without
+            splitting operators.
         dump: A folder for ``traced_graph.py`` and ``computation_graph.py``, the code of the graph
             before and after the split; by default that of the cache, if there is one.
 
@@ -56,6 +59,7 @@ class PiecewiseConfig:
     outputs: Literal["fresh", "static"] = "fresh"
     cache: bool = True
     cache_dir: str | None = None
+    graph_file: str | None = None
     dump: str | None = None
 
     def __post_init__(self) -> None:

@@ -18,6 +18,7 @@ class Counters:
         inductor_compilations: Compilations of pieces.
         loaded: Pieces that the cache on disk had.
         captures: Sizes that were captured.
+        loaded_sizes: Sizes whose graphs a file had.
         piece_captures: Pieces that were captured, each for one size: the graphs.
         replays: Calls that were replayed.
         uncaptured: Calls that ran without a graph.
@@ -29,6 +30,7 @@ class Counters:
     inductor_compilations: int = 0
     loaded: int = 0
     captures: int = 0
+    loaded_sizes: int = 0
     piece_captures: int = 0
     replays: int = 0
     uncaptured: int = 0

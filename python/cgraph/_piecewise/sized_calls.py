@@ -7,7 +7,7 @@ import operator
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -17,9 +17,13 @@ from cgraph._piecewise.config import PiecewiseConfig
 from cgraph._piecewise.counters import Counters
 from cgraph._piecewise.open_size import OpenSize
 from cgraph._reason import Reason
+from cgraph._saved.reads import Reads
 from cgraph.causes import Cause
 from cgraph.graph_ladder import GraphLadder
 from cgraph.segments import SegmentedGraph
+
+if TYPE_CHECKING:
+    from cgraph._ladder.file import LadderFile
 
 __all__ = ["Size", "SizedCalls"]
 
@@ -62,6 +66,7 @@ class SizedCalls:
             for no rows is not compiled: kernels have at least one block.
         ladder: The graphs.
         counters: Counts calls.
+        key: What the model does, in a digest; None if its graphs are kept nowhere.
 
     Attributes:
         pool: A pool of the captures to come, in place of the ladder's.
@@ -76,6 +81,7 @@ class SizedCalls:
         program: Callable[[int | None], Program],
         ladder: GraphLadder,
         counters: Counters,
+        key: str | None = None,
     ) -> None:
         self._config, self._open, self._counters = config, open_size, counters
         self._ladder, self._lock = ladder, threading.RLock()
@@ -92,6 +98,8 @@ class SizedCalls:
         self._captured: dict[int, Size] = {}
         self._buffers: dict[int, torch.Tensor] = {}
         self._sized = _getter(open_size.sized)
+        self._key = key
+        self._reads: Reads | None = None
 
     @property
     def sizes(self) -> tuple[Size, ...]:
@@ -111,6 +119,18 @@ class SizedCalls:
                 return result
             self._note_moved(found, moved)
         return self._uncaptured(size, args)
+
+    def file(self) -> LadderFile | None:
+        """Return the file that keeps the graphs; None if there is none."""
+        if (path := self._config.graph_file) is None:
+            return None
+        from cgraph._ladder.file import LadderFile
+
+        def reads(_: object) -> Reads:
+            assert self._reads is not None
+            return self._reads
+
+        return LadderFile(path, check=False, lazy=False, describe=reads)
 
     def clear(self) -> None:
         """Drop all graphs."""
@@ -139,7 +159,8 @@ class SizedCalls:
                 self._counters.uncaptured += 1
                 return self._general(*args)
             wants = found.is_captured and found.refused is None and size not in self._captured
-            if wants and found.warmups >= self._config.warmups_of(size):
+            is_warm = found.warmups >= self._config.warmups_of(size)
+            if wants and (is_warm or self._ladder._is_kept(size)):
                 return self._capture(found, args)
             self._counters.uncaptured += 1
             found.warmups += wants
@@ -166,6 +187,8 @@ class SizedCalls:
             for one, source in copied:
                 one.copy_(source)
         before = [one._version for one, _ in copied]
+        if self._key is not None and self._reads is None:
+            self._reads = self._read(self._key, args)
         result = self._ladder.capture(found.size, run, *inputs, pool=self.pool)
         written = next(
             (
@@ -178,13 +201,24 @@ class SizedCalls:
         if written is not None:
             return self._refused(found, places[written], copied, result)
         found.graph = self._ladder.graph(found.size)
-        self._counters.captures += 1
-        self._counters.piece_captures += len(found.graph.segments)
-        _log.info("size %d is captured: %d pieces", found.size, len(found.graph.segments))
+        if self._ladder._was_kept(found.size):
+            self._counters.loaded_sizes += 1
+            _log.info("size %d is loaded", found.size)
+        else:
+            self._counters.captures += 1
+            self._counters.piece_captures += len(found.graph.segments)
+            _log.info("size %d is captured: %d pieces", found.size, len(found.graph.segments))
         reader = _torch.tensor_reader()
         found.others = _core.SamePlaces(reader, args, self._open.others)
         self._captured[found.size] = found
         return result
+
+    def _read(self, key: str, args: tuple[Any, ...]) -> Reads:
+        """Return what the model reads: its tensors without the open size, by their names."""
+        found = {self._open.names[place]: args[place] for place in self._open.others}
+        forms = {name: one for name, one in found.items() if isinstance(one, torch.Tensor)}
+        sizes = str(self._config.compile_sizes)
+        return Reads({"the model": key, "the sizes compiled for": sizes}, forms)
 
     def _reason_against(self, args: tuple[Any, ...]) -> Reason | None:
         """Return why no graph can have such inputs; None if one can."""

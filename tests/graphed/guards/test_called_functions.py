@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import cgraph
-from graphed_calls import Case, Change, alike_after, exchanges, states, twins_agree
+from graphed_calls import Case, Change, alike_after, exchanges, sets, states, twins_agree
 from lab import Lab, fresh
 
 WEIGHT: Any = None
@@ -194,3 +194,16 @@ TENSORS: dict[str, Callable[[Lab], Case]] = {
 @pytest.mark.parametrize("place", TENSORS)
 def test_a_tensor_is_followed_that_is_exchanged_in(lab: Lab, place: str, grad: bool) -> None:
     assert states(twins_agree(lab, TENSORS[place], grad=grad)) == ["captured"]
+
+
+@pytest.mark.parametrize("decorate", [torch.no_grad(), torch.enable_grad()])
+def test_the_cell_of_a_function_under_a_decorator_of_torchs_is_guarded(
+    lab: Lab, decorate: Any
+) -> None:
+    scale = 2.0
+
+    def scaled(x: Tensor) -> Tensor:
+        return x * scale
+
+    (cell,) = scaled.__closure__ or ()
+    alike_after(lab, decorate(scaled), *sets(cell, "cell_contents", 5.0, 7.0))
