@@ -218,10 +218,15 @@ def load(
     if missing := [name for name in wanted if name not in given]:
         raise ArgumentError(f"names lacks {', '.join(missing)}, as saved: give them, too")
     loading = opened.loading(kernels.path, MemPool() if pool is None else MemPool.of(pool))
-    loading.bind(given)
-    graphs = loading.graphs(notes.graphs, keeps=not instantiate)
-    if instantiate:
-        loading.instantiate([*graphs.values()])
+    try:
+        loading.bind(given)
+        loading.ahead(notes.graphs)
+        graphs = {name: loading.graph(name, keeps=not instantiate) for name in notes.graphs}
+        for graph in graphs.values() if instantiate else ():
+            loading.begin_instantiate(graph)
+        loading.finish()
+    finally:
+        loading.close()
     own = {name: one for name, one in notes.tensors.items() if not one.is_given}
     tensors = {name: loading.tensor(note) for name, note in own.items()}
     nodes = {name: graph._nodes for name, graph in graphs.items()}

@@ -137,6 +137,21 @@ def test_a_file_that_lacks_a_key_goes_and_comes_back_whole(tmp_path: Path) -> No
     assert ladder_of(layer, file)[1].loaded == [*SIZES]
 
 
+def test_two_layers_that_look_alike_do_not_get_each_others_graphs(tmp_path: Path) -> None:
+    one, other = layer_of(), layer_of()
+    with torch.no_grad():
+        other.linear.weight.mul_(2)
+    for layers in ((one, one), (one, other), (one, other), (one, other)):
+        ladder, x = cgraph.GraphLadder(), fresh(4, 16)
+        with torch.no_grad(), ladder.kept_in(tmp_path / "graphs") as kept:
+            for key, layer in enumerate(layers):
+                ladder.capture(key, layer, x)
+            for key, layer in enumerate(layers):
+                layer.cache.zero_()
+                assert torch.allclose(ladder(key), layer(x), rtol=1e-5, atol=1e-5), str(kept)
+    assert kept.loaded == [0, 1]
+
+
 def test_a_graph_with_breaks_is_captured_each_time_and_the_others_are_loaded(
     tmp_path: Path,
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ from cgraph._reason import Reason
 from cgraph._saved.kernels import Kernels, Opened
 from cgraph._saved.loading import Loading
 from cgraph._saved.reads import Reads, reads_of
-from cgraph._saved.saving import NamedMemory, Saving, require_savable
+from cgraph._saved.saving import NamedMemory, Saving, advice_on, require_savable
 from cgraph._text import plural
 from cgraph.causes import Cause
 from cgraph.cudagraph import CUDAGraph
@@ -76,7 +76,8 @@ class LadderFile:
         self._why: str | None = None
         self._calls = KeptCalls(describe)
         self._captures: dict[Hashable, tuple[KeptCall, Rung | None]] = {}
-        self._waiting: list[CUDAGraph] = []
+        # The functions whose tensors have names, by their numbers in the file.
+        self._bound: dict[int, Reads] = {}
 
     def __enter__(self) -> Self:
         """Begin to read the file, beside what follows."""
@@ -98,13 +99,15 @@ class LadderFile:
         """Instantiate what was loaded, or write what was captured."""
         try:
             if self._loading is not None:
-                self._loading.instantiate(self._waiting)
+                self._loading.finish()
             if error is None and self._is_on_gpu:
                 self._settle()
         finally:
             for _, rung in self._captures.values():
                 _drop_templates(rung)
-            self._captures, self._waiting = {}, []
+            if self._loading is not None:
+                self._loading.close()
+            self._captures = {}
             self._kernels = self._opened = self._loading = None
 
     def __str__(self) -> str:
@@ -113,8 +116,8 @@ class LadderFile:
             f"{self.path}: {plural(len(self.loaded), 'graph')} loaded, {len(self.captured)}"
             f" captured{', and written' if self.is_written else ''}"
         ]
-        lines += [f"  {key!r:.40}: captured, as {why}" for key, why in self.captured.items()]
-        lines += [f"  {key!r:.40}: not kept, as {why}" for key, why in self.refused.items()]
+        lines += _by_reason(self.captured, "captured")
+        lines += _by_reason(self.refused, "not kept")
         return "\n".join(lines)
 
     def find(
@@ -196,7 +199,13 @@ class LadderFile:
         if (note.fresh is not None) != is_fresh:
             raise StateError("the ladder had another value of fresh_outputs")
         loading = self._loading_into(opened, pool)
-        loading.bind(call.tensors(note.reads))
+        if self._bound.get(note.reads) is not call.reads:
+            loading.bind(call.read_tensors(note.reads))
+        loading.bind(call.given_tensors())
+        if not self._bound:
+            # Most calls have the memory of the first one's arguments.
+            loading.ahead(one for one in notes.graphs if one != name)
+        self._bound[note.reads] = call.reads
         leaves = [
             one.value if one.tensor is None else loading.tensor(one.tensor) for one in note.leaves
         ]
@@ -206,7 +215,7 @@ class LadderFile:
         title, spec = f"the graph of {call.key!r:.80}", _torch.tree_loads(note.spec)
         rung = Rung(title, made, call.sample, leaves, spec, note.fresh, checks=checks)
         if not self._is_lazy:
-            self._waiting.append(graph)
+            loading.begin_instantiate(graph)
         if self._checks:
             self._instantiate_now(rung)
             if (wrong := difference_from_eager(rung, fn, call.sample)) is not None:
@@ -224,11 +233,8 @@ class LadderFile:
         return self._loading
 
     def _instantiate_now(self, rung: Rung) -> None:
-        (graph,) = rung.graph.segments
-        if graph in self._waiting:
-            assert self._loading is not None
-            self._waiting.remove(graph)
-            self._loading.instantiate([graph])
+        assert self._loading is not None
+        self._loading.finish(rung.graph.segments)
 
     def _settle(self) -> None:
         """Write the file if nothing came from it; remove it if it lacks what it should have."""
@@ -259,15 +265,14 @@ class LadderFile:
             named = NamedMemory(graph for *_, graph in kept)
             saving, tensors = Saving(ordinals.pop(), named), {}
             for call, rung, graph in kept:
-                its_tensors = named.note(call.tensors(call.number))
+                its_tensors = named.note(call.read_tensors(call.number) | call.given_tensors())
                 try:
                     for name, note in its_tensors.items():
                         if not note.is_given:
                             raise ArgumentError(f"{name} lies in the pool of the graphs")
                     saving.add(repr(call.key), graph, call=call.note(rung, named))
                 except CgraphError as error:
-                    told = [str(error), *getattr(error, "__notes__", [])]
-                    self.refused[call.key] = "; ".join(told)
+                    self.refused[call.key] = f"{error}{advice_on(str(error))}"
                     continue
                 tensors.update(its_tensors)
             if saving.graphs:
@@ -297,6 +302,17 @@ class LadderFile:
     def _tell(self, why: str) -> None:
         text = f"no graph of {plural(len(self.captured), 'capture')} is kept in {self.path}: {why}"
         Reason(Cause.SAVED_GRAPHS, text).warn(kind=CgraphWarning)
+
+
+def _by_reason(reasons: Mapping[Hashable, str], what: str) -> list[str]:
+    """Return a line for each reason, with its keys."""
+    keys: dict[str, list[str]] = {}
+    for key, why in reasons.items():
+        keys.setdefault(why, []).append(f"{key!r:.40}")
+    return [
+        f"  {', '.join(found[:8])}{', …' if len(found) > 8 else ''}: {what}, as {why}"
+        for why, found in keys.items()
+    ]
 
 
 def _require_ours(path: str) -> None:

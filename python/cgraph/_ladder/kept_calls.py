@@ -37,15 +37,18 @@ class KeptCall(NamedTuple):
     arguments: dict[str, str]
     sample: Sample
 
-    def tensors(self, number: int) -> dict[str, torch.Tensor]:
-        """Return the tensors that it works on, by names that differ between functions and keys.
+    def read_tensors(self, number: int) -> dict[str, torch.Tensor]:
+        """Return the tensors that its function reads, by names that differ between functions.
 
         Args:
             number: The number of the function in the file.
         """
         also = f" of function {number}" if number else ""
-        named = {f"{name}{also}": one for name, one in self.reads.tensors.items()}
-        return named | {f"{self.key!r}: {name}": one for name, one in self.sample.named_tensors()}
+        return {f"{name}{also}": one for name, one in self.reads.tensors.items()}
+
+    def given_tensors(self) -> dict[str, torch.Tensor]:
+        """Return the tensors among its arguments, by names that differ between keys."""
+        return {f"{self.key!r}: {name}": one for name, one in self.sample.named_tensors()}
 
     def difference(self, note: CallNote, notes: Notes) -> str | None:
         """Return the first difference from the calls that a file knows, in words."""

@@ -42,7 +42,8 @@ def named_by(
         known = len(codes)
         if callees:
             found = [one.value for one in walk.found]
-            _add_codes(codes, [*found, *_methods_of({*map(type, found)})], callees=True)
+            # In an order that is the same in each process.
+            _add_codes(codes, [*found, *_methods_of(dict.fromkeys(map(type, found)))], callees=True)
         if len(codes) == known:
             return walk
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeAlias
 
 import torch
 
@@ -22,6 +23,9 @@ __all__ = ["Loading"]
 
 _THREADS = 8
 """The driver builds graphs and execs side by side; more threads than this do not help."""
+
+_Built: TypeAlias = "tuple[_core.Template, list[int]]"
+"""A template, and the addresses of its random state, if it draws."""
 
 
 class Loading:
@@ -48,6 +52,9 @@ class Loading:
         self._others = [one._core for one in pools if one is not pool]
         self._memory = Memory()
         self._given: dict[str, torch.UntypedStorage] = {}
+        self._threads = ThreadPoolExecutor(_THREADS)
+        self._built: dict[str, Future[_Built]] = {}
+        self._begun: list[tuple[CUDAGraph, Future[None] | None]] = []
         self.segments: dict[str, torch.Tensor] = {}
         self._allocate()
 
@@ -84,51 +91,65 @@ class Loading:
         memory = self.segments[note.memory]
         return tensor_over(memory.untyped_storage(), int(memory.storage_offset()), note)
 
-    def graphs(self, names: Iterable[str], *, keeps: bool = False) -> dict[str, CUDAGraph]:
-        """Build graphs; each keeps all memory alive. They are not instantiated."""
-        names = list(names)
-        with self._threads() as threads:
-            templates = list(threads.map(self._template, names))
-        return {
-            name: self._graph(name, template, (), (), keeps=keeps)
-            for name, template in zip(names, templates, strict=True)
-        }
+    def ahead(self, names: Iterable[str]) -> None:
+        """Begin to build graphs, by threads. Those whose tensors are not there yet come later."""
+        if not is_weighing():
+            self._built = {name: self._threads.submit(self._template, name) for name in names}
 
     def graph(
         self,
         name: str,
-        statics: Sequence[torch.Tensor],
-        results: Sequence[torch.Tensor],
+        statics: Sequence[torch.Tensor] = (),
+        results: Sequence[torch.Tensor] = (),
         *,
-        keeps: bool,
+        keeps: bool = False,
     ) -> CUDAGraph:
-        """Build one graph, which copies to static inputs and copies results to new tensors."""
-        return self._graph(name, self._template(name), statics, results, keeps=keeps)
+        """Return a graph, which copies to static inputs and copies results to new tensors.
 
-    def instantiate(self, graphs: Sequence[CUDAGraph]) -> None:
-        """Instantiate graphs and drop their templates."""
-        measures = is_weighing()
-        with self._threads() as threads:
-            # All of them, or the error of the first that fails.
-            for _ in threads.map(lambda graph: graph._instantiate(measures), graphs):
-                pass
-        for graph in graphs:
+        It keeps all memory alive. It has no exec, and keeps its template if it ``keeps`` that.
+        """
+        built = self._built.pop(name, None)
+        if built is None or built.exception() is not None:
+            return self._graph(name, self._template(name), statics, results, keeps=keeps)
+        return self._graph(name, built.result(), statics, results, keeps=keeps)
+
+    def begin_instantiate(self, graph: CUDAGraph) -> None:
+        """Let a thread instantiate a graph, until :meth:`finish`."""
+        if is_weighing():
+            # What is measured must be all that happens meanwhile.
+            graph._instantiate(True)
+            self._begun.append((graph, None))
+        else:
+            self._begun.append((graph, self._threads.submit(graph._instantiate, False)))
+
+    def finish(self, graphs: Collection[CUDAGraph] | None = None) -> None:
+        """Wait for graphs that are being instantiated, by default for all, and end their capture.
+
+        Raises:
+            InstantiateError: The driver refuses one.
+        """
+        wanted = [one for one in self._begun if graphs is None or one[0] in graphs]
+        self._begun = [one for one in self._begun if one not in wanted]
+        for graph, done in wanted:
+            if done is not None:
+                done.result()
             graph._run_hooks("instantiate")
             graph.capture_end_post()
 
-    def _threads(self) -> ThreadPoolExecutor:
-        # What is measured must be all that happens meanwhile.
-        return ThreadPoolExecutor(1 if is_weighing() else _THREADS)
+    def close(self) -> None:
+        """End the threads; what they have built and nobody took goes."""
+        self._threads.shutdown(cancel_futures=True)
+        self._built = {}
 
-    def _template(self, name: str) -> tuple[_core.Template, list[int]]:
+    def _template(self, name: str) -> _Built:
         """Build a template; return it with the addresses of its random state, if it draws."""
-        ranges, owners = self._memory.ranges, list(self._memory.owners)
+        ranges, owners = list(self._memory.ranges), list(self._memory.owners)
         words: list[int] = []
         if self._notes.graphs[name].step:
             # As far apart as torch's allocator puts them.
             state = torch.empty(128, dtype=torch.int64, device=self._ordinal)
             words = [state.data_ptr(), state[64:].data_ptr()]
-            ranges = [*ranges, (SEED, words[0], WORD), (OFFSET, words[1], WORD)]
+            ranges += [(SEED, words[0], WORD), (OFFSET, words[1], WORD)]
             owners.append(state)
         template = self._kernels.template(name, ranges, owners)
         template.retain_pool(self._pool._core)
@@ -139,7 +160,7 @@ class Loading:
     def _graph(
         self,
         name: str,
-        built: tuple[_core.Template, list[int]],
+        built: _Built,
         statics: Sequence[torch.Tensor],
         fresh: Sequence[torch.Tensor],
         *,

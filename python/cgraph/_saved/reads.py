@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from cgraph import _torch
-from cgraph._python.libraries import is_library_class
+from cgraph._python.libraries import is_library, is_library_class
 from cgraph._python.named_objects import named_by
 from cgraph._python.steps import keys_of
 from cgraph._python.values import ATOMS, is_plain
@@ -63,7 +63,7 @@ def reads_of(function: Callable[..., Any]) -> Reads:
     for code in walk.codes:
         words.setdefault(f"{_CODE}{code.co_name}", set()).add(_digest(code))
     for place in walk.found:
-        if place.name == "globals" or place.step[0] == "grad":
+        if place.name == "globals" or place.step[0] == "grad" or _is_of_library(place.value):
             continue
         words.setdefault(place.name, set()).add(_in_words(place.value))
         one = place.value
@@ -102,6 +102,15 @@ def difference(now: dict[str, str], saved: dict[str, str]) -> str | None:
         is_new = name in now
         return f"{name} is {now[name]:.80}, and was not there" if is_new else f"{name} is gone"
     return None
+
+
+def _is_of_library(value: Any) -> bool:
+    """Return whether a value is a library's, whose version tells what it is."""
+    if isinstance(value, types.FunctionType):
+        return is_library(value.__code__.co_filename)
+    if isinstance(value, type):
+        return is_library_class(value)
+    return isinstance(value, types.ModuleType | types.BuiltinFunctionType)
 
 
 def _in_words(value: Any) -> str:

@@ -17,7 +17,7 @@ from cgraph.errors import ArgumentError, CgraphError, ForeignError, StateError, 
 if TYPE_CHECKING:
     from cgraph.cudagraph import CUDAGraph
 
-__all__ = ["NamedMemory", "Saving", "require_savable"]
+__all__ = ["NamedMemory", "Saving", "advice_on", "require_savable"]
 
 
 def require_savable(name: str, graph: CUDAGraph) -> int:
@@ -133,7 +133,7 @@ class Saving:
         try:
             found = self._saved.add(name, graph._template, self._named.ranges(graph), other)
         except CgraphError as error:
-            add_note(error, f"cgraph: graph {name!r} was not saved{_advice(str(error))}")
+            add_note(error, f"cgraph: graph {name!r} was not saved{advice_on(str(error))}")
             raise
         self.graphs[name] = GraphNote(step, call)
         return found
@@ -154,6 +154,15 @@ class Saving:
         self._saved.write(path)
 
 
+def advice_on(text: str) -> str:
+    """Return what to do about an error of these words, as the rest of a sentence."""
+    if "of no module" in text:
+        return ": call cgraph.record_images() before the first CUDA work of the process"
+    if "memory without a name" in text:
+        return ": name the tensor that lies there, or the module that has it"
+    return ""
+
+
 def _name_pools(
     graphs: Iterable[CUDAGraph], memory: Memory
 ) -> list[tuple[tuple[str, int], tuple[int, int]]]:
@@ -169,11 +178,3 @@ def _name_pools(
         blocks = [one for one in state.blocks if eager is None or one[0] in eager]
         found += [(place, one) for one in blocks if (place := memory.find(one[0]))]
     return found
-
-
-def _advice(text: str) -> str:
-    if "of no module" in text:
-        return ": call cgraph.record_images() before the first CUDA work of the process"
-    if "memory without a name" in text:
-        return ": name the tensor that lies there, or the module that has it"
-    return ""
