@@ -26,6 +26,7 @@ import torch
 from decode import Decode
 
 import cgraph
+from cgraph.saved import Kernels
 from common import device_us, parsed, publish
 
 SIZES = range(512, 0, -4)
@@ -59,10 +60,11 @@ class Start:
         kernels: The kernels of a file, if one is loaded.
     """
 
-    def __init__(self, kernels: cgraph.Kernels | None = None) -> None:
+    def __init__(self, kernels: Kernels | None = None) -> None:
         self.model, self.tokens, self.place = model()
         self.names = {"model": self.model, "tokens": self.tokens, "place": self.place}
         self.found = dict(kernels._opened().seconds) if kernels is not None else {}
+        torch.cuda.empty_cache()
         self._free = torch.cuda.mem_get_info()[0]
         self._begin = time.perf_counter()
 

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from cgraph import _core, _driver
 from cgraph._driver import Pool
+from cgraph._ladder.file import LadderFile
 from cgraph._ladder.rung import Rung
 from cgraph._text import plural
 from cgraph.errors import ArgumentError, StateError
 from cgraph.segments import SegmentedGraph
 
 if TYPE_CHECKING:
-    from cgraph._ladder.file import LadderFile
     from cgraph._saved.kernels import Kernels
 
-__all__ = ["GraphLadder"]
+__all__ = ["GraphLadder", "LadderFile"]
 
 R = TypeVar("R")
 _log = logging.getLogger("cgraph.ladder")
@@ -192,8 +192,6 @@ class GraphLadder(_core.Ladder):
             ArgumentError: Something else than saved graphs is in the file.
             StateError: A block is open.
         """
-        from cgraph._ladder.file import LadderFile
-
         with self._keeping(LadderFile(path, check=check, lazy=lazy)) as file:
             yield file
 

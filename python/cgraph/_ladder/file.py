@@ -13,7 +13,6 @@ import torch
 
 from cgraph import _driver, _torch
 from cgraph._driver import Handle, Pool
-from cgraph._ladder.eager_check import difference_from_eager
 from cgraph._ladder.kept_calls import KeptCall, KeptCalls
 from cgraph._ladder.rung import Rung
 from cgraph._reason import Reason
@@ -217,6 +216,9 @@ class LadderFile:
         if not self._is_lazy:
             loading.begin_instantiate(graph)
         if self._checks:
+            # Only users who check pay for the import.
+            from cgraph._ladder.eager_check import difference_from_eager
+
             self._instantiate_now(rung)
             if (wrong := difference_from_eager(rung, fn, call.sample)) is not None:
                 made.reset()

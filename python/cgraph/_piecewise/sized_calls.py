@@ -7,7 +7,7 @@ import operator
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -19,11 +19,8 @@ from cgraph._piecewise.open_size import OpenSize
 from cgraph._reason import Reason
 from cgraph._saved.reads import Reads
 from cgraph.causes import Cause
-from cgraph.graph_ladder import GraphLadder
+from cgraph.graph_ladder import GraphLadder, LadderFile
 from cgraph.segments import SegmentedGraph
-
-if TYPE_CHECKING:
-    from cgraph._ladder.file import LadderFile
 
 __all__ = ["Size", "SizedCalls"]
 
@@ -124,7 +121,6 @@ class SizedCalls:
         """Return the file that keeps the graphs; None if there is none."""
         if (path := self._config.graph_file) is None:
             return None
-        from cgraph._ladder.file import LadderFile
 
         def reads(_: object) -> Reads:
             assert self._reads is not None

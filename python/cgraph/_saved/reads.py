@@ -1,4 +1,4 @@
-"""What a function reads of Python, in words that another process can compare.
+"""Values in Python that a function reads, in words that another process can compare.
 
 The names in its code, and in the code that it reaches, say where to look; nothing runs.
 """
@@ -30,7 +30,7 @@ _CODE = "the code of "
 
 @dataclass(frozen=True)
 class Reads:
-    """What a function reads.
+    """The values that a function reads.
 
     Attributes:
         words: What is at each place, by the place's name; code by the name of the function.
