@@ -112,6 +112,35 @@ def test_other_code_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert changed(layer, lambda: monkeypatch.setitem(globals(), "FACTOR", 3.0)) is not None
 
 
+class Normed(nn.Linear):
+    """A module of torch's, with modules of torch's in it."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+        self.norm, self.drop = nn.LayerNorm(4), nn.Dropout(0.1)
+        self.conv, self.act = nn.Conv1d(4, 4, 1), nn.GELU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.act(self.drop(self.norm(super().forward(x))))
+        return found
+
+
+@pytest.mark.parametrize(
+    ("text", "change"),
+    [
+        ("self.norm.eps is", lambda one: setattr(one.norm, "eps", 1e-3)),
+        ("self.drop.p is", lambda one: setattr(one.drop, "p", 0.2)),
+        ("self.conv.padding", lambda one: setattr(one.conv, "padding", (1,))),
+        ("self.act.approximate is", lambda one: setattr(one.act, "approximate", "tanh")),
+        ("_forward_hooks", lambda one: one.norm.register_forward_hook(lambda *_: None)),
+        ("_forward_pre_hooks", lambda one: one.act.register_forward_pre_hook(lambda *_: None)),
+    ],
+)
+def test_settings_and_hooks_of_torchs_modules_are_seen(text: str, change: Any) -> None:
+    layer = Normed()
+    assert text in str(changed(layer, lambda: change(layer)))
+
+
 def test_cells_defaults_and_parts_of_a_call_are_seen() -> None:
     scale = 2.0
 

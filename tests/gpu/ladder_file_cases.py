@@ -125,6 +125,20 @@ def test_another_value_code_or_argument_is_captured_and_the_file_written_anew(
     assert "training is False, and was True" in kept.captured[8]
 
 
+def test_other_settings_and_modes_of_torch_are_captured(tmp_path: Path) -> None:
+    file, layer = tmp_path / "graphs", layer_of()
+    ladder_of(layer, file)
+    with torch.autocast("cuda", torch.bfloat16):
+        _, kept = ladder_of(layer, file)
+    assert "torch's autocast is" in kept.captured[8]
+    torch.set_float32_matmul_precision("high")
+    try:
+        _, kept = ladder_of(layer, file)
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert "torch's" in kept.captured[8]
+
+
 def test_a_file_that_lacks_a_key_goes_and_comes_back_whole(tmp_path: Path) -> None:
     file, layer = tmp_path / "graphs", layer_of()
     ladder_of(layer, file, sizes=(8, 4))

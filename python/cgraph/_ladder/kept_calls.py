@@ -27,7 +27,7 @@ class KeptCall(NamedTuple):
         key: The key.
         reads: What its function reads.
         number: The number of these reads among those of other functions.
-        arguments: Its arguments in words.
+        arguments: Its arguments in words, and torch's settings.
         sample: Its arguments.
     """
 
@@ -96,7 +96,8 @@ class KeptCalls:
         if number is None:
             number = len(self._reads)
             self._reads.append(reads)
-        return KeptCall(key, reads, number, arguments_in_words(args), Sample(args, {}))
+        words = arguments_in_words(args) | _torch.settings_in_words()
+        return KeptCall(key, reads, number, words, Sample(args, {}))
 
     def reads(self) -> list[dict[str, str]]:
         """Return what the functions read, in words, by their numbers."""

@@ -10,6 +10,8 @@ from contextlib import suppress
 from types import CodeType
 from typing import Any
 
+import torch
+
 from cgraph._python.libraries import is_library, is_library_class
 from cgraph._python.names import names_in
 from cgraph._python.places import Places
@@ -23,6 +25,7 @@ def named_by(
     modules: Sequence[tuple[str, Any]] = (),
     *,
     callees: bool = False,
+    settings: bool = False,
 ) -> Places:
     """Return the places that a function could read by all names in its code, and its arguments.
 
@@ -32,6 +35,8 @@ def named_by(
         modules: Modules among its arguments, with their names.
         callees: Use also all names in the functions that it names or reaches, and in the methods
             of the objects that it reaches.
+        settings: Use also the names in the methods of torch's modules that it reaches, as ``eps``,
+            and those of hooks.
     """
     called = inspect.getattr_static(type(function), "__call__", None)
     codes: dict[CodeType, dict[str, Any]] = {}
@@ -43,7 +48,12 @@ def named_by(
         if callees:
             found = [one.value for one in walk.found]
             # In an order that is the same in each process.
-            _add_codes(codes, [*found, *_methods_of(dict.fromkeys(map(type, found)))], callees=True)
+            kinds = dict.fromkeys(map(type, found))
+            _add_codes(codes, [*found, *_methods_of(kinds)], callees=True)
+        if settings and walk.modules:
+            kinds = dict.fromkeys(map(type, walk.modules))
+            found = [one for one in _methods_of(kinds, of_library=True)]
+            codes |= {one.__code__: one.__globals__ for one in (torch.nn.Module._call_impl, *found)}
         if len(codes) == known:
             return walk
 
@@ -73,11 +83,11 @@ def _add_codes(codes: dict[CodeType, dict[str, Any]], waiting: list[Any], *, cal
             waiting += [cell.cell_contents for cell in one.__closure__ or ()]
 
 
-def _methods_of(kinds: Iterable[type]) -> Iterator[types.FunctionType]:
-    """Yield the functions in the user's classes."""
+def _methods_of(kinds: Iterable[type], *, of_library: bool = False) -> Iterator[types.FunctionType]:
+    """Yield the functions in the user's classes, or in those of torch's modules."""
     for kind in kinds:
         for base in kind.__mro__:
-            if not is_library_class(base):
+            if is_library_class(base) is of_library and base is not torch.nn.Module:
                 for one in vars(base).values():
                     found = one.fget if isinstance(one, property) else one
                     found = getattr(found, "__func__", found)

@@ -48,7 +48,7 @@ def reads_of(function: Callable[..., Any]) -> Reads:
         ArgumentError: It has no code, too much is read, or an array, whose contents nothing
             compares.
     """
-    walk = named_by(function, callees=True)
+    walk = named_by(function, callees=True, settings=True)
     if not (walk.codes or walk.modules):
         raise ArgumentError(f"{function!r:.80} has no code in Python to compare")
     if walk.stopped is not None or walk.refused is not None:

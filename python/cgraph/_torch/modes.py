@@ -21,6 +21,7 @@ __all__ = [
     "mode_functions",
     "put_in_thread",
     "random_devices",
+    "settings_in_words",
     "signature",
     "wait_between",
     "without_autocast",
@@ -54,6 +55,41 @@ def autocast_state() -> tuple[Any, ...]:
         (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
         for kind in ("cuda", "cpu")
     )
+
+
+def settings_in_words() -> dict[str, str]:
+    """Return torch's settings that decide what operators a call runs, by their names.
+
+    Those that all threads have in common, and the modes of this thread.
+    """
+    cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
+    values = {
+        "flash_sdp": cuda.flash_sdp_enabled(),
+        "mem_efficient_sdp": cuda.mem_efficient_sdp_enabled(),
+        "math_sdp": cuda.math_sdp_enabled(),
+        "cudnn_sdp": cuda.cudnn_sdp_enabled(),
+        "cudnn.enabled": cudnn.enabled,
+        "cudnn.benchmark": cudnn.benchmark,
+        "cudnn.deterministic": cudnn.deterministic,
+        "deterministic_debug_mode": torch.get_deterministic_debug_mode(),
+        "default_dtype": torch.get_default_dtype(),
+        "float32_precision": _float32_precision(),
+        "fp16_reduced_precision": cuda.matmul.allow_fp16_reduced_precision_reduction,
+        "bf16_reduced_precision": cuda.matmul.allow_bf16_reduced_precision_reduction,
+        "grad mode": torch.is_grad_enabled(),
+        "inference mode": torch.is_inference_mode_enabled(),
+        "autocast": autocast_state(),
+    }
+    return {f"torch's {name}": str(value) for name, value in values.items()}
+
+
+def _float32_precision() -> object:
+    backends: Any = torch.backends
+    try:
+        return torch.get_float32_matmul_precision(), backends.cudnn.allow_tf32
+    except RuntimeError:  # some were set by their new names, to what the old ones cannot say
+        found = backends.cuda.matmul.fp32_precision, backends.cudnn.fp32_precision
+        return (*found, backends.cudnn.conv.fp32_precision)
 
 
 @contextmanager
