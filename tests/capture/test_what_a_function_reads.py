@@ -164,6 +164,11 @@ def test_cells_defaults_and_parts_of_a_call_are_seen() -> None:
     assert "closes" in "".join(reads_of(functools.partial(closes)).words)
 
 
+def test_the_contents_of_a_tensor_on_the_host_are_seen() -> None:
+    scale = torch.tensor(2.0)
+    assert "scale is" in str(changed(lambda x: x * scale, lambda: scale.fill_(3.0)))
+
+
 def test_a_compiled_module_is_seen_as_it_was_written() -> None:
     layer = Layer()
     compiled = torch.compile(layer)
@@ -225,6 +230,7 @@ class Whole(nn.Module):
         return functional.gelu(self.layers[0](x)) + nn.functional.silu(x)
 def other(x):
     return torch.relu(x) * len(Layer.names) * box.shared["y"] * box.same["y"]
+torch.manual_seed(1)
 box = Layer()
 words = reads_of(Whole()).words
 print(len(words) > 20, json.dumps(words, sort_keys=True))

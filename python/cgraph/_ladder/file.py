@@ -106,7 +106,8 @@ class LadderFile:
                 _drop_templates(rung)
             if self._loading is not None:
                 self._loading.close()
-            self._captures = {}
+            self._captures, self._bound = {}, {}
+            self._calls.clear()
             self._kernels = self._opened = self._loading = None
 
     def __str__(self) -> str:
@@ -258,6 +259,9 @@ class LadderFile:
             os.unlink(self.path)
 
     def _write(self) -> None:
+        for key in self.captured:
+            if self._captures.get(key, (None, None))[1] is None:
+                self.refused.setdefault(key, "its capture has failed")
         found = [(call, rung, self._savable(call.key, rung)) for call, rung in self._noted()]
         kept = [(call, rung, graph) for call, rung, graph in found if graph is not None]
         ordinals = {graph._captured.ordinal for *_, graph in kept if graph._captured is not None}

@@ -90,7 +90,7 @@ class KeptCalls:
             raise ArgumentError(f"its key is a {type(key).__name__}, expected a plain value")
         known = self._known.get(id(fn))
         if known is None:
-            known = self._known[id(fn)] = fn, self._describe(fn)
+            known = self._known[id(fn)] = fn, self._described(fn)
         reads = known[1]
         number = next((place for place, one in enumerate(self._reads) if one is reads), None)
         if number is None:
@@ -98,6 +98,21 @@ class KeptCalls:
             self._reads.append(reads)
         words = arguments_in_words(args) | _torch.settings_in_words()
         return KeptCall(key, reads, number, words, Sample(args, {}))
+
+    def _described(self, fn: Callable[..., Any]) -> Reads:
+        try:
+            return self._describe(fn)
+        except ArgumentError:
+            raise
+        except Exception as error:  # objects of users may raise whatever they like when looked at
+            raise ArgumentError(
+                f"the values that it reads cannot be told: {error!r:.200}"
+            ) from error
+
+    def clear(self) -> None:
+        """Forget the functions, and the tensors that they read."""
+        self._known.clear()
+        self._reads.clear()
 
     def reads(self) -> list[dict[str, str]]:
         """Return what the functions read, in words, by their numbers."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 
+from cgraph import _core
 from cgraph.errors import ArgumentError
 
 __all__ = ["CallNote", "GraphNote", "Leaf", "Notes", "TensorNote"]
@@ -106,7 +108,8 @@ class Notes:
     @staticmethod
     def versions_now() -> dict[str, str]:
         """Return what a file is good for."""
-        return {"torch": torch.__version__, "CUDA": str(torch.version.cuda)}
+        versions = {"torch": torch.__version__, "CUDA": str(torch.version.cuda)}
+        return {**versions, "cgraph": _core.version(), "Python": platform.python_version()}
 
     def text(self) -> str:
         """Return them as JSON."""

@@ -26,6 +26,8 @@ from cgraph.errors import ArgumentError
 __all__ = ["Reads", "arguments_in_words", "difference", "reads_of"]
 
 _CODE = "the code of "
+_MOST_BYTES = 1 << 16
+"""Of a tensor on the host whose contents are compared."""
 
 
 @dataclass(frozen=True)
@@ -161,10 +163,15 @@ def _kernel_in_words(value: Any) -> str:
 def _form_of(tensor: torch.Tensor) -> str:
     if tensor.layout is not torch.strided:
         return f"{type(tensor).__qualname__} {tensor.layout} {tensor.dtype} on {tensor.device}"
-    return (
+    form = (
         f"{type(tensor).__qualname__} {tensor.dtype} {list(tensor.shape)} strides"
         f" {list(tensor.stride())} on {tensor.device}"
     )
+    if tensor.device.type != "cpu" or tensor.nbytes > _MOST_BYTES:
+        return form
+    # A graph has what is read on the host as constants.
+    content = tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1)
+    return f"{form} with {_short(repr(content.view(torch.uint8).tolist()))}"
 
 
 def _methods(kind: type) -> str:

@@ -111,8 +111,15 @@ def tree_dumps(spec: Any) -> str:
 
 
 def tree_loads(text: str) -> Any:
-    """Return the structure of a tree that :func:`tree_dumps` has written."""
-    return _pytree.treespec_loads(text)
+    """Return the structure of a tree that :func:`tree_dumps` has written.
+
+    Raises:
+        ArgumentError: It has a container that this process does not know.
+    """
+    try:
+        return _pytree.treespec_loads(text)
+    except (LookupError, ValueError, TypeError, NotImplementedError) as error:
+        raise ArgumentError(f"{text:.80} cannot be read: {error}") from error
 
 
 def is_named_tuple(kind: type) -> bool:
