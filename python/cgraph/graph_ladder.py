@@ -128,11 +128,13 @@ class GraphLadder(_core.Ladder):
         except TypeError as error:
             raise ArgumentError(f"key is {key!r:.80}, expected a hashable value: {error}") from None
         pool = self.pool if pool is None else pool
-        file, ways = self._file, (self._fresh_outputs, self._check_addresses)
-        rung = None if file is None else file.find(key, fn, args, pool, *ways)
-        if file is not None and rung is not None:
-            if run:
-                file.run(rung)
+        file, rung = self._file, None
+        if file is not None:
+            ways = {"fresh_outputs": self._fresh_outputs, "weak_outputs": self._weak_outputs}
+            words = {name: str(value) for name, value in ways.items()}
+            checks = self._check_addresses
+            rung = file.find(key, fn, args, pool, words, runs=run, checks=checks)
+        if rung is not None:
             result = rung.present()
         else:
             if before is not None:
@@ -150,7 +152,7 @@ class GraphLadder(_core.Ladder):
                 keeps=file is not None,
             )
             if file is not None:
-                file.note(key, rung)
+                file.note(key, fn, rung)
             _log.info("%.80r is captured", key)
             if after is not None:
                 after()
@@ -158,7 +160,7 @@ class GraphLadder(_core.Ladder):
         before_it = self._rungs.pop(key, None)
         self._rungs[key] = rung
         if before_it is not None:
-            before_it.graph.reset()
+            self._reset(before_it)
         return result  # type: ignore[no-any-return]
 
     @contextmanager
@@ -249,7 +251,13 @@ class GraphLadder(_core.Ladder):
         """Drop the graphs of some keys, or all."""
         for key in keys or self.keys:
             if (rung := self._rungs.pop(key, None)) is not None:
-                rung.graph.reset()
+                self._reset(rung)
+
+    def _reset(self, rung: Rung) -> None:
+        """Drop a graph, when no thread makes it executable any more."""
+        if self._file is not None:
+            self._file.wait_for(rung)
+        rung.graph.reset()
 
     def _rung(self, key: Hashable) -> Rung:
         rung: Rung | None = self._rungs.get(key)

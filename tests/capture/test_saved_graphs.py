@@ -108,11 +108,13 @@ def test_a_tensor_may_lie_in_a_larger_storage_than_the_saved_one() -> None:
 
 
 def test_a_tensor_over_bytes_has_its_shape_type_and_strides() -> None:
-    memory = torch.arange(1024, dtype=torch.uint8)[512:]
-    like = torch.zeros(6, 4, dtype=torch.int16).t()
-    made = tensor_over(memory.untyped_storage(), 512, note_of(like, ("m", 128), is_given=False))
+    storage = torch.arange(256, dtype=torch.uint8).untyped_storage()
+    like = torch.zeros(10, 4, dtype=torch.int16)[4:].t()
+    note = note_of(like, ("m", 128), is_given=False)
+    assert (note.begin, note.offset, note.size) == (128, 160, 80)
+    made = tensor_over(storage, note)
     assert (made.shape, made.stride(), made.dtype) == (like.shape, like.stride(), like.dtype)
-    assert made.data_ptr() == memory.data_ptr() + 128
+    assert made.data_ptr() == storage.data_ptr() + 32
 
 
 def test_an_address_is_found_in_the_memory_around_it() -> None:

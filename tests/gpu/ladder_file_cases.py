@@ -221,6 +221,101 @@ def test_tensors_in_the_pool_of_the_graphs_keep_a_graph_out_of_the_file(tmp_path
             ladder.capture("one", layer, x)
 
 
+def test_a_value_that_changes_between_captures_is_told_apart(tmp_path: Path) -> None:
+    for later in (2.0, 3.0, 2.0, 2.0):
+        layer, x = layer_of(), fresh(4, 16)
+        ladder = cgraph.GraphLadder()
+        with torch.no_grad(), ladder.kept_in(tmp_path / "graphs") as kept:
+            for key, scale in enumerate((1.0, later)):
+                layer.scale = scale
+                ladder.capture(key, layer, x)
+            for key, scale in enumerate((1.0, later)):
+                layer.scale = scale
+                assert torch.allclose(ladder(key), layer(x), rtol=1e-5, atol=1e-5), str(kept)
+    assert kept.loaded == [0, 1], str(kept)
+
+
+def test_a_capture_that_changes_what_it_reads_is_not_kept(tmp_path: Path) -> None:
+    class Counts(Layer):
+        calls = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            return super().forward(x) * self.calls
+
+    layer = Counts().cuda()
+    layer.hidden = 1.0
+    with pytest.warns(CgraphWarning, match="values that it reads changed in the capture: self.c"):
+        ladder_of(layer, tmp_path / "graphs", sizes=(8,))
+    assert not (tmp_path / "graphs").exists()
+
+
+def test_fresh_results_take_the_bytes_that_they_have(tmp_path: Path) -> None:
+    def several(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x * 2, (x @ x.t()).sum() + 1
+
+    for number in range(2):
+        ladder, x = cgraph.GraphLadder(fresh_outputs=True), fresh(64, 64)
+        with torch.no_grad(), ladder.kept_in(tmp_path / "graphs") as kept:
+            ladder.capture("all", several, x)
+        assert bool(kept.loaded) == bool(number), str(kept)
+        one, other = ladder("all", x)
+        assert (one.untyped_storage().nbytes(), other.untyped_storage().nbytes()) == (1 << 14, 4)
+        assert torch.allclose(one, x * 2)
+
+
+def test_ladders_of_other_options_do_not_share_graphs(tmp_path: Path) -> None:
+    def doubled(x: Tensor) -> Tensor:
+        return x * 2
+
+    texts = []
+    for ways in ({}, {"weak_outputs": False}, {"fresh_outputs": True}):
+        ladder = cgraph.GraphLadder(**ways)  # type: ignore[arg-type]
+        with torch.no_grad(), ladder.kept_in(tmp_path / "graphs") as kept:
+            ladder.capture("all", doubled, fresh(4))
+        texts.append(kept.captured["all"])
+    assert "weak_outputs is False, and was True" in texts[1]
+    assert "fresh_outputs is True, and was False" in texts[2]
+
+
+def test_graphs_may_be_dropped_and_captured_again_in_the_block(tmp_path: Path) -> None:
+    file, layer, x = tmp_path / "graphs", layer_of(), fresh(8, 16)
+    ladder_of(layer, file)
+    ladder = cgraph.GraphLadder(cgraph.MemPool())
+    given = torch.zeros(8, 16, device="cuda")
+    with torch.no_grad(), ladder.kept_in(file) as kept:
+        for rows in SIZES:
+            ladder.capture(rows, layer, given[:rows], run=False)
+        ladder.clear(4)
+        ladder.capture(8, layer, given, run=False)
+        ladder.capture(4, layer, given[:4], run=False)
+    assert sorted(kept.loaded) == sorted(SIZES), str(kept)  # type: ignore[type-var]
+    agree(ladder, layer)
+    del x
+
+
+def test_the_check_runs_hooks_and_leaves_memory_as_it_was(tmp_path: Path) -> None:
+    for number in range(2):
+        layer, x = layer_of(), fresh(8, 16)
+        layer.linear.register_forward_hook(lambda _, __, found: found * 3)
+        ladder = cgraph.GraphLadder()
+        with torch.no_grad(), ladder.kept_in(tmp_path / "graphs", check=True) as kept:
+            ladder.capture("all", layer, x, run=False)
+        assert bool(kept.loaded) == bool(number), str(kept)
+        assert not layer.cache.any()
+
+
+def test_a_file_of_saved_graphs_is_not_replaced(tmp_path: Path) -> None:
+    x, graph = fresh(8), cgraph.CUDAGraph(keep_graph=True)
+    torch.mul(x, 2)
+    with cgraph.graph(graph):
+        out = x * 2
+    cgraph.save(tmp_path / "graphs", graph, {"x": x, "out": out})
+    with pytest.raises(ArgumentError, match=r"is a file of cgraph.save\(\), expected a ladder's"):
+        ladder_of(layer_of(), tmp_path / "graphs")
+    cgraph.load(tmp_path / "graphs", {"x": x})
+
+
 def test_an_exception_in_the_block_leaves_the_file_and_the_graphs(tmp_path: Path) -> None:
     file, layer, x = tmp_path / "graphs", layer_of(), fresh(8, 16)
     for _ in range(2):

@@ -41,14 +41,22 @@ def pieces(folder: Path) -> None:
     backend = PiecewiseBackend(capture_sizes=SIZES, graph_file=str(file))
     fast, x = torch.compile(model, backend=backend), torch.randn(8, WIDTH, device="cuda")
     backend.warm_up(lambda rows: fast(mark_size(x[:rows])), progress=False)
-    for rows in SIZES:
-        x.normal_()
-        model.cache.zero_()
-        expected = [one.clone() for one in (*model(x[:rows]), model.cache)]
-        model.cache.zero_()
-        found = [*fast(x[:rows]), model.cache]
-        assert all(map(torch.allclose, found, expected))
+
+    def check() -> None:
+        for rows in SIZES:
+            x.normal_()
+            model.cache.zero_()
+            expected = [one.clone() for one in (*model(x[:rows]), model.cache)]
+            model.cache.zero_()
+            found = [*fast(x[:rows]), model.cache]
+            assert all(map(torch.allclose, found, expected))
+
+    check()
     print(backend.counters)
+    model.out.weight.data = torch.randn_like(model.out.weight)
+    backend.clear()
+    backend.warm_up(lambda rows: fast(mark_size(x[:rows])), progress=False)
+    check()
 
 
 @torch.no_grad()

@@ -17,6 +17,7 @@ class Sample:
     """The sample arguments of a callable, for its capture.
 
     Attributes:
+        args: The positional arguments.
         tensors: The tensors among their leaves, in order.
         is_flat: True if they are just tensors, by position.
     """
@@ -24,7 +25,7 @@ class Sample:
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         # Their order is the caller's choice.
         kwargs = dict(sorted(kwargs.items()))
-        self._args, self._kwargs = args, kwargs
+        self.args, self._kwargs = args, kwargs
         self._leaves, self._spec = _torch.tree_flatten((args, kwargs))
         self._paths = _torch.leaf_names((args, kwargs))
         self.tensors = tuple(leaf for leaf in self._leaves if isinstance(leaf, torch.Tensor))
@@ -49,14 +50,14 @@ class Sample:
                 self._leaves[place] = own.requires_grad_(leaf.requires_grad)
             taken.append((start, end))
         self.tensors = tuple(leaf for leaf in self._leaves if isinstance(leaf, torch.Tensor))
-        self._args, self._kwargs = _torch.tree_unflatten(self._leaves, self._spec)
+        self.args, self._kwargs = _torch.tree_unflatten(self._leaves, self._spec)
 
     def call(self, function: Callable[..., Any]) -> Any:
         """Call a function, or the forward of a module, with the arguments."""
         if isinstance(function, torch.nn.Module):
             # The rest of its __call__ runs around the graphed forward.
-            return _torch.call_forward(function, self._args, self._kwargs)
-        return function(*self._args, **self._kwargs)
+            return _torch.call_forward(function, self.args, self._kwargs)
+        return function(*self.args, **self._kwargs)
 
     def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the tensors, with their paths."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Hashable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +18,12 @@ from cgraph._ladder.rung import Rung
 from cgraph._reason import Reason
 from cgraph._saved.kernels import Kernels, Opened
 from cgraph._saved.loading import Loading
+from cgraph._saved.notes import TensorNote
 from cgraph._saved.reads import Reads, reads_of
 from cgraph._saved.saving import NamedMemory, Saving, advice_on, require_savable
+from cgraph._saved.source_files import other_file
 from cgraph._text import plural
 from cgraph.causes import Cause
-from cgraph.cudagraph import CUDAGraph
 from cgraph.errors import ArgumentError, CgraphError, CgraphWarning, StateError
 from cgraph.mempool import MemPool
 from cgraph.segments import SegmentedGraph
@@ -85,7 +86,7 @@ class LadderFile:
         elif self._kernels is None and not os.path.exists(self.path):
             self._why = "there was no file"
         else:
-            _require_ours(self.path)
+            self._require_ours()
             self._kernels = self._kernels or Kernels(self.path)
         return self
 
@@ -96,19 +97,23 @@ class LadderFile:
         trace: TracebackType | None,
     ) -> None:
         """Instantiate what was loaded, or write what was captured."""
-        try:
-            if self._loading is not None:
-                self._loading.finish()
-            if error is None and self._is_on_gpu:
-                self._settle()
-        finally:
+        with ExitStack() as ends:
+            # Each of these runs whatever the others raise, the last one first.
+            ends.callback(self._forget)
             for _, rung in self._captures.values():
-                _drop_templates(rung)
+                ends.callback(_drop_templates, rung)
+            if error is None and self._is_on_gpu:
+                ends.callback(self._settle)
             if self._loading is not None:
-                self._loading.close()
-            self._captures, self._bound = {}, {}
-            self._calls.clear()
-            self._kernels = self._opened = self._loading = None
+                ends.callback(self._loading.finish)
+
+    def _forget(self) -> None:
+        """Give up what the block needed, tensors among it."""
+        if self._loading is not None:
+            self._loading.close()
+        self._captures, self._bound = {}, {}
+        self._calls.clear()
+        self._kernels = self._opened = self._loading = None
 
     def __str__(self) -> str:
         """Return how many graphs were loaded and captured, and why."""
@@ -126,42 +131,64 @@ class LadderFile:
         fn: Callable[..., Any],
         args: tuple[Any, ...],
         pool: Pool,
-        is_fresh: bool,
+        settings: Mapping[str, str],
+        *,
+        runs: bool,
         checks: bool,
     ) -> Rung | None:
-        """Return a key's graph from the file; None if it is to be captured."""
+        """Return a key's graph from the file; None if it is to be captured.
+
+        Args:
+            key: The key.
+            fn: The function.
+            args: Its arguments.
+            pool: The pool of the capture.
+            settings: The ladder's settings in words, by their names.
+            runs: Do the work of the graph at once.
+            checks: As for :class:`Rung`.
+        """
+        if key in self.loaded:
+            self.loaded.remove(key)
         self.captured.pop(key, None)
+        self.refused.pop(key, None)
         if not self._is_on_gpu:
             self.captured[key] = str(self._why)
             return None
+        opened = self._open()
         try:
-            call = self._calls.of(key, fn, args)
-        except ArgumentError as error:
-            self.captured[key] = self.refused[key] = str(error)
-            return None
-        self._captures[key] = call, None
-        try:
-            rung = self._found(call, fn, pool, is_fresh=is_fresh, checks=checks)
+            call = self._calls.of(key, fn, args, settings)
+            self._captures[key] = call, None
+            if opened is None:
+                raise StateError(str(self._why))
+            rung = self._found(opened, call, fn, pool, checks=checks)
+            if runs:
+                self.wait_for(rung)
+                rung.graph.replay()
         except torch.OutOfMemoryError:
             raise
-        except CgraphError as error:
+        except Exception as error:  # whatever a file has, a capture does as well
             self.captured[key] = str(error)
+            if key not in self._captures:
+                self.refused[key] = str(error)
             return None
         self.loaded.append(key)
         _log.info("%.80r is loaded from %s", key, self.path)
         return rung
 
-    def note(self, key: Hashable, rung: Rung) -> None:
+    def note(self, key: Hashable, fn: Callable[..., Any], rung: Rung) -> None:
         """Note a capture, whose template is kept until the end of the block."""
-        if key in self._captures:
-            self._captures[key] = self._captures[key][0], rung
-        else:
+        if key not in self._captures:
             _drop_templates(rung)
+            return
+        call, _ = self._captures[key]
+        self._captures[key] = call, rung
+        if (change := self._calls.change(fn, call.reads)) is not None:
+            self.refused[key] = f"the values that it reads changed in the capture: {change}"
 
-    def run(self, rung: Rung) -> None:
-        """Do the work of a loaded graph at once."""
-        self._instantiate_now(rung)
-        rung.graph.replay()
+    def wait_for(self, rung: Rung) -> None:
+        """Wait until a graph that was loaded has an exec, if it is to have one."""
+        if self._loading is not None:
+            self._loading.finish(rung.graph.segments)
 
     def has(self, key: Hashable) -> bool:
         """Return whether the file may have a graph for a key."""
@@ -169,35 +196,43 @@ class LadderFile:
         return opened is not None and repr(key) in opened.notes.graphs
 
     def _open(self) -> Opened | None:
-        """Wait for the file; None if nothing can be loaded."""
+        """Wait for the file; None if nothing can be loaded.
+
+        Raises:
+            ArgumentError: It is one of :func:`cgraph.save` or of a Rust program.
+        """
         if self._opened is None and self._why is None:
             assert self._kernels is not None
             try:
-                self._opened = self._kernels._opened()
-                self._opened.require_current()
-            except CgraphError as error:
-                self._opened, self._why = None, str(error)
+                opened = self._kernels._opened()
+                opened.require_current()
+            except (CgraphError, OSError) as error:
+                self._why = str(error)
+                return None
+            if any(one.call is None for one in opened.notes.graphs.values()):
+                self._why = "it is a file of cgraph.save()"
+                raise ArgumentError(f"{self.path} is a file of cgraph.save(), expected a ladder's")
+            if (path := other_file(opened.notes.files)) is not None:
+                self._why = f"{path} has changed"
+                return None
+            self._opened = opened
         return self._opened
 
     def _found(
-        self, call: KeptCall, fn: Callable[..., Any], pool: Pool, *, is_fresh: bool, checks: bool
+        self, opened: Opened, call: KeptCall, fn: Callable[..., Any], pool: Pool, *, checks: bool
     ) -> Rung:
         """Return the graph of a capture.
 
         Raises:
-            CgraphError: There is none, or it is for something else.
+            Exception: There is none, or it is for something else.
         """
-        if (opened := self._open()) is None:
-            raise StateError(str(self._why))
         notes, name = opened.notes, repr(call.key)
         if name not in notes.graphs:
             raise StateError(notes.refused.get(name, "the file has no graph of this key"))
-        if (note := notes.graphs[name].call) is None:
-            raise StateError("cgraph.save() has written the file, which cgraph.load() reads")
+        note = notes.graphs[name].call
+        assert note is not None  # else it was not opened
         if (other := call.difference(note, notes)) is not None:
             raise StateError(other)
-        if (note.fresh is not None) != is_fresh:
-            raise StateError("the ladder had another value of fresh_outputs")
         loading = self._loading_into(opened, pool)
         if self._bound.get(note.reads) is not call.reads:
             loading.bind(call.read_tensors(note.reads))
@@ -220,8 +255,11 @@ class LadderFile:
             # Only users who check pay for the import.
             from cgraph._ladder.eager_check import difference_from_eager
 
-            self._instantiate_now(rung)
-            if (wrong := difference_from_eager(rung, fn, call.sample)) is not None:
+            self.wait_for(rung)
+            written = [*call.reads.tensors.values(), *call.sample.tensors]
+            written = [one for one in written if not isinstance(one, torch.nn.Parameter)]
+            args = call.sample.args
+            if (wrong := difference_from_eager(rung, fn, args, written)) is not None:
                 made.reset()
                 raise StateError(f"it differs from an eager call: {wrong}")
         return rung
@@ -235,14 +273,13 @@ class LadderFile:
             raise StateError("earlier keys were loaded into another pool")
         return self._loading
 
-    def _instantiate_now(self, rung: Rung) -> None:
-        assert self._loading is not None
-        self._loading.finish(rung.graph.segments)
-
     def _settle(self) -> None:
         """Write the file if nothing came from it; remove it if it lacks what it should have."""
         if not self.captured:
             return
+        if os.path.exists(self.path):
+            # It may be another one by now.
+            self._require_ours()
         if not self.loaded:
             try:
                 self._write()
@@ -259,51 +296,72 @@ class LadderFile:
             os.unlink(self.path)
 
     def _write(self) -> None:
-        for key in self.captured:
-            if self._captures.get(key, (None, None))[1] is None:
-                self.refused.setdefault(key, "its capture has failed")
-        found = [(call, rung, self._savable(call.key, rung)) for call, rung in self._noted()]
-        kept = [(call, rung, graph) for call, rung, graph in found if graph is not None]
+        kept = [
+            (call, rung, graph) for call, rung in self._noted() for graph in rung.graph.segments
+        ]
         ordinals = {graph._captured.ordinal for *_, graph in kept if graph._captured is not None}
         if len(ordinals) > 1:
             raise ArgumentError(f"the graphs are of {len(ordinals)} devices, expected those of one")
-        if ordinals:
-            named = NamedMemory(graph for *_, graph in kept)
-            saving, tensors = Saving(ordinals.pop(), named), {}
+        if kept:
+            named, tensors = NamedMemory(graph for *_, graph in kept), {}
+            saving = Saving(ordinals.pop(), named)
             for call, rung, graph in kept:
-                its_tensors = named.note(call.read_tensors(call.number) | call.given_tensors())
                 try:
-                    for name, note in its_tensors.items():
-                        if not note.is_given:
-                            raise ArgumentError(f"{name} lies in the pool of the graphs")
+                    its_tensors = named.note(call.read_tensors(call.number) | call.given_tensors())
+                    inside = [name for name, note in its_tensors.items() if not note.is_given]
+                    if inside:
+                        raise ArgumentError(f"{inside[0]} lies in the pool of the graphs")
                     saving.add(repr(call.key), graph, call=call.note(rung, named))
-                except CgraphError as error:
+                except Exception as error:  # it goes into no file; the others may
                     self.refused[call.key] = f"{error}{advice_on(str(error))}"
                     continue
                 tensors.update(its_tensors)
             if saving.graphs:
-                refused = {repr(key): why for key, why in self.refused.items()}
-                saving.write(self.path, tensors, self._calls.reads(), refused)
-                self.is_written = True
-                _log.info("%s has %s", self.path, plural(len(saving.graphs), "graph"))
+                self._write_graphs(saving, tensors)
                 return
         key, why = next(iter(self.refused.items()))
         self._tell(f"{key!r:.40}: {why}")
 
-    def _noted(self) -> list[tuple[KeptCall, Rung]]:
-        return [(call, rung) for call, rung in self._captures.values() if rung is not None]
+    def _write_graphs(self, saving: Saving, tensors: dict[str, TensorNote]) -> None:
+        reads, files = self._calls.reads(), {}
+        for one in reads:
+            files.update(one.files)
+        refused = {repr(key): why for key, why in self.refused.items()}
+        words = [one.words for one in reads]
+        saving.write(self.path, tensors, reads=words, files=files, refused=refused)
+        self.is_written = True
+        _log.info("%s has %s", self.path, plural(len(saving.graphs), "graph"))
 
-    def _savable(self, key: Hashable, rung: Rung) -> CUDAGraph | None:
-        """Return the graph of a rung if it can be in a file."""
-        if (graph := rung.graph._alone) is None:
-            self.refused[key] = "it has breaks, which run eagerly"
-            return None
+    def _noted(self) -> list[tuple[KeptCall, Rung]]:
+        """Return the captures whose graphs can be in a file; note why the others cannot."""
+        found = []
+        for key in self.captured:
+            call, rung = self._captures.get(key, (None, None))
+            if key in self.refused or call is None:
+                continue
+            if rung is None:
+                self.refused[key] = "its capture has failed"
+            elif rung.graph._alone is None:
+                self.refused[key] = "it has breaks, which run eagerly"
+            else:
+                try:
+                    require_savable(repr(key), rung.graph._alone)
+                    found.append((call, rung))
+                except CgraphError as error:
+                    self.refused[key] = str(error)
+        return found
+
+    def _require_ours(self) -> None:
+        """Raise unless a file is one of cgraph's, which may be replaced."""
         try:
-            require_savable(repr(key), graph)
-        except CgraphError as error:
-            self.refused[key] = str(error)
-            return None
-        return graph
+            with open(self.path, "rb") as file:
+                begin = file.read(len(_MAGIC))
+        except OSError as error:
+            raise ArgumentError(f"{self.path} cannot be read: {error}") from error
+        if begin != _MAGIC:
+            raise ArgumentError(
+                f"{self.path} begins with {begin!r}, expected a file of saved graphs, or none"
+            )
 
     def _tell(self, why: str) -> None:
         text = f"no graph of {plural(len(self.captured), 'capture')} is kept in {self.path}: {why}"
@@ -319,15 +377,6 @@ def _by_reason(reasons: Mapping[Hashable, str], what: str) -> list[str]:
         f"  {', '.join(found[:8])}{', …' if len(found) > 8 else ''}: {what}, as {why}"
         for why, found in keys.items()
     ]
-
-
-def _require_ours(path: str) -> None:
-    """Raise unless a file is one of cgraph's, which may be replaced, or is not there."""
-    with suppress(FileNotFoundError), open(path, "rb") as file:
-        if (begin := file.read(len(_MAGIC))) != _MAGIC:
-            raise ArgumentError(
-                f"{path} begins with {begin!r}, expected a file of saved graphs, or none"
-            )
 
 
 def _drop_templates(rung: Rung | None) -> None:

@@ -133,6 +133,7 @@ class SizedCalls:
         with self._lock:
             self._captured.clear()
             self._buffers.clear()
+            self._reads = None
             self._ladder.clear()
             for one in self._sizes.values():
                 one.warmups, one.graph, one.refused, one.others = 0, None, None, None
@@ -185,7 +186,13 @@ class SizedCalls:
         before = [one._version for one, _ in copied]
         if self._key is not None and self._reads is None:
             self._reads = self._read(self._key, args)
-        result = self._ladder.capture(found.size, run, *inputs, pool=self.pool)
+
+        def warm_up() -> None:
+            """Make the calls that must come first, where a file was to have the graph."""
+            for _ in range(self._config.warmups_of(found.size) - found.warmups):
+                found.program(*args)
+
+        result = self._ladder.capture(found.size, run, *inputs, pool=self.pool, before=warm_up)
         written = next(
             (
                 number
@@ -214,7 +221,8 @@ class SizedCalls:
         found = {self._open.names[place]: args[place] for place in self._open.others}
         forms = {name: one for name, one in found.items() if isinstance(one, torch.Tensor)}
         sizes = str(self._config.compile_sizes)
-        return Reads({"the model": key, "the sizes compiled for": sizes}, forms)
+        words = [("the model", key, -1), ("the sizes compiled for", sizes, -1)]
+        return Reads(words, forms, {})
 
     def _reason_against(self, args: tuple[Any, ...]) -> Reason | None:
         """Return why no graph can have such inputs; None if one can."""

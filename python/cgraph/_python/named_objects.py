@@ -16,7 +16,10 @@ from cgraph._python.libraries import is_library, is_library_class
 from cgraph._python.names import names_in
 from cgraph._python.places import Places
 
-__all__ = ["named_by"]
+__all__ = ["functions_in", "named_by"]
+
+_MOST_SETTINGS = 1 << 16
+"""The most places that are looked at with all settings."""
 
 
 def named_by(
@@ -43,12 +46,15 @@ def named_by(
     _add_codes(codes, [function, called], callees=callees)
     while True:
         walk = Places(names_in(codes), codes, {})
+        walk.room = _MOST_SETTINGS if settings else walk.room
         walk.walk(function, objects, modules)
         known = len(codes)
         if callees:
             found = [one.value for one in walk.found]
             # In an order that is the same in each process.
-            kinds = dict.fromkeys(map(type, found))
+            kinds = dict.fromkeys(
+                one if isinstance(one, type) and settings else type(one) for one in found
+            )
             _add_codes(codes, [*found, *_methods_of(kinds)], callees=True)
         if settings and walk.modules:
             kinds = dict.fromkeys(map(type, walk.modules))
@@ -60,13 +66,18 @@ def named_by(
 
 def _add_codes(codes: dict[CodeType, dict[str, Any]], waiting: list[Any], *, callees: bool) -> None:
     """Add the code of functions, and of the functions that they close over or name."""
+    seen: set[int] = set()
     while waiting:
         one = waiting.pop()
-        one = getattr(one, "__func__", one)
+        if isinstance(one, types.MethodType | staticmethod | classmethod):
+            one = one.__func__
         if isinstance(one, functools.partial):
             waiting.append(one.func)
-        if not isinstance(one, types.FunctionType) or one.__code__ in codes:
+        if callees and isinstance(one, functools._lru_cache_wrapper):
+            waiting.append(one.__wrapped__)
+        if not isinstance(one, types.FunctionType) or one.__code__ in codes or id(one) in seen:
             continue
+        seen.add(id(one))
         if callees and is_library(one.__code__.co_filename):
             # A decorator of a library's may stand around a function of the user's.
             waiting += [vars(one)["__wrapped__"]] if "__wrapped__" in vars(one) else []
@@ -89,7 +100,17 @@ def _methods_of(kinds: Iterable[type], *, of_library: bool = False) -> Iterator[
         for base in kind.__mro__:
             if is_library_class(base) is of_library and base is not torch.nn.Module:
                 for one in vars(base).values():
-                    found = one.fget if isinstance(one, property) else one
-                    found = getattr(found, "__func__", found)
-                    if isinstance(found, types.FunctionType):
-                        yield found
+                    yield from functions_in(one)
+
+
+def functions_in(value: Any) -> list[types.FunctionType]:
+    """Return the functions in an attribute of a class: itself, or behind what is around it."""
+    found = [value]
+    if isinstance(value, property):
+        found = [value.fget, value.fset]
+    elif isinstance(value, staticmethod | classmethod | types.MethodType):
+        found = [value.__func__]
+    elif isinstance(value, functools.cached_property):
+        found = [value.func]
+    inside = [vars(one).get("__wrapped__") for one in found if hasattr(one, "__wrapped__")]
+    return [one for one in (*found, *inside) if isinstance(one, types.FunctionType)]

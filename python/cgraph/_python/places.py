@@ -53,7 +53,8 @@ MOST_PLACES = 4096
 
 _CONTAINERS = (dict, list, tuple, deque, set, frozenset)
 # Their parts are looked at, and not their settings.
-_OF_OTHERS = (types.ModuleType, functools.partial, _core.Dispatcher)
+_AROUND = (staticmethod, classmethod, functools._lru_cache_wrapper, _core.Dispatcher)
+_OF_OTHERS = (types.ModuleType, functools.partial, *_AROUND[2:])
 
 
 class Place(NamedTuple):
@@ -100,6 +101,7 @@ class Places:
             step, and the name.
         modules: The modules that were found.
         leaves: The tensors that may get gradients.
+        room: How many more places are compared.
         refused: The name of an array, whose contents nothing compares; None if there is none.
     """
 
@@ -130,7 +132,7 @@ class Places:
         self._gradients = gradients
         self._but = frozenset(but)
         self._copied = frozenset(copied)
-        self._room = MOST_PLACES
+        self.room = MOST_PLACES
         self._roots: dict[int, int] = {}
         # Objects already visited, by ``id``; they stay alive as long as the walk. What is found in
         # an argument is looked into in each argument, as another call may give others.
@@ -205,8 +207,8 @@ class Places:
         self, parent: int, step: tuple[Any, ...], check: tuple[Any, ...], name: str, v: Any
     ) -> bool:
         """Add a place if there is room for it; return whether there is."""
-        self._room -= 1
-        if self._room < 0:
+        self.room -= 1
+        if self.room < 0:
             self.stopped = self.stopped or name
             return False
         self._add(parent, step, check, name, v)
@@ -440,7 +442,7 @@ class Places:
                     self._callable(one, name)
         elif isinstance(value, types.FunctionType):
             self._function(value)
-        elif isinstance(value, staticmethod | classmethod | _core.Dispatcher):
+        elif isinstance(value, _AROUND):
             self._callable(value.__wrapped__, name)  # type: ignore[union-attr]
         elif isinstance(value, types.ModuleType):
             self._module(value, name)
@@ -467,10 +469,11 @@ class Places:
             return
         self._known[id(function)] = function
         code, name, attributes = function.__code__, function.__name__, vars(function)
-        if (wrapped := attributes.get("__wrapped__")) is not None:
+        wrapped, has_run = attributes.get("__wrapped__"), id(code) in self._ran
+        if wrapped is not None and (has_run or is_library(code.co_filename)):
             # It may be the user's, and this one a decorator of a library's.
             self._callable(wrapped, name)
-        if id(code) not in self._ran:
+        if not has_run:
             return
         self.found.append(Place(-1, ("root", function), ("function", function), name, function))
         for variable, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):

@@ -13,7 +13,7 @@ from cgraph._captures import cuda_pools
 from cgraph._captures.footprint import Footprint, is_weighing
 from cgraph._captures.fresh_results import Results
 from cgraph._driver import Captured
-from cgraph._saved.memory import OFFSET, SEED, WORD, Memory, require_like, tensor_over
+from cgraph._saved.memory import OFFSET, SEED, WORD, Memory, Place, require_like, tensor_over
 from cgraph._saved.notes import Notes, TensorNote
 from cgraph.cudagraph import CUDAGraph
 from cgraph.errors import ArgumentError
@@ -52,6 +52,7 @@ class Loading:
         self._others = [one._core for one in pools if one is not pool]
         self._memory = Memory()
         self._given: dict[str, torch.UntypedStorage] = {}
+        self._storages: dict[Place, torch.UntypedStorage] = {}
         self._threads = ThreadPoolExecutor(_THREADS)
         self._built: dict[str, Future[_Built]] = {}
         self._begun: list[tuple[CUDAGraph, Future[None] | None]] = []
@@ -85,11 +86,23 @@ class Loading:
                 )
 
     def tensor(self, note: TensorNote) -> torch.Tensor:
-        """Return a tensor over the memory of the graphs, or over that of a given tensor."""
-        if note.is_given:
-            return tensor_over(self._given[note.memory], 0, note)
-        memory = self.segments[note.memory]
-        return tensor_over(memory.untyped_storage(), int(memory.storage_offset()), note)
+        """Return a tensor over the memory of the graphs, or over that of a given tensor.
+
+        Those that shared a storage share one again.
+
+        Raises:
+            ArgumentError: Its memory was not given.
+        """
+        place = note.memory, note.begin
+        storage = self._given.get(note.memory) if note.is_given else self._storages.get(place)
+        if storage is None and note.is_given:
+            raise ArgumentError(f"the memory of {note.memory} was not given")
+        if storage is None:
+            whole = self.segments[note.memory]
+            begin = whole.data_ptr() + note.begin
+            storage = _torch.lent_storage(begin, note.size, whole.device, whole)
+            self._storages[place] = storage
+        return tensor_over(storage, note)
 
     def ahead(self, names: Iterable[str]) -> None:
         """Begin to build graphs, by threads. Those whose tensors are not there yet come later."""
@@ -133,8 +146,10 @@ class Loading:
         for graph, done in wanted:
             if done is not None:
                 done.result()
-            graph._run_hooks("instantiate")
-            graph.capture_end_post()
+            # It may have been reset since.
+            if graph._captured is not None:
+                graph._run_hooks("instantiate")
+                graph.capture_end_post()
 
     def close(self) -> None:
         """End the threads; what they have built and nobody took goes."""

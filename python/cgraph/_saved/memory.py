@@ -19,6 +19,7 @@ __all__ = [
     "Given",
     "Memory",
     "Named",
+    "Place",
     "named_tensors",
     "note_of",
     "require_like",
@@ -30,6 +31,9 @@ Given: TypeAlias = "Mapping[str, torch.Tensor | torch.nn.Module]"
 
 Named: TypeAlias = "tuple[str, int, int]"
 """A name, an address and bytes."""
+
+Place: TypeAlias = "tuple[str, int]"
+"""The name of memory, and an offset there in bytes."""
 
 
 WORD = 8
@@ -92,27 +96,28 @@ def named_tensors(names: Given, ordinal: int) -> dict[str, torch.Tensor]:
     return found
 
 
-def note_of(tensor: torch.Tensor, place: tuple[str, int], *, is_given: bool) -> TensorNote:
-    """Describe a tensor that lies at a place in named memory."""
+def note_of(tensor: torch.Tensor, place: Place, *, is_given: bool) -> TensorNote:
+    """Describe a tensor whose storage begins at a place in named memory."""
     dtype = str(tensor.dtype).removeprefix("torch.")
     shape, strides = tuple(tensor.shape), tuple(tensor.stride())
-    size = tensor.untyped_storage().nbytes()
-    return TensorNote(place[0], place[1], is_given, dtype, shape, strides, size)
+    size, (memory, begin) = tensor.untyped_storage().nbytes(), place
+    offset = begin + int(tensor.storage_offset()) * tensor.element_size()
+    return TensorNote(memory, offset, begin, is_given, dtype, shape, strides, size)
 
 
 def require_like(name: str, tensor: torch.Tensor, note: TensorNote) -> None:
     """Raise unless a tensor is like the one that was saved; its storage may be larger."""
-    offset = int(tensor.storage_offset()) * tensor.element_size()
-    now = note_of(tensor, (note.memory, offset), is_given=True)
+    now = note_of(tensor, (note.memory, 0), is_given=True)
     if now.size < note.size or replace(now, size=note.size) != note:
         raise ArgumentError(f"{name} is {_in_words(now)}, expected {_in_words(note)}, as saved")
 
 
-def tensor_over(storage: torch.UntypedStorage, begin: int, note: TensorNote) -> torch.Tensor:
-    """Return a tensor over a storage, in which its memory begins at a byte."""
+def tensor_over(storage: torch.UntypedStorage, note: TensorNote) -> torch.Tensor:
+    """Return a tensor over a storage like its own."""
     dtype: torch.dtype = getattr(torch, note.dtype)
     tensor = torch.empty(0, dtype=dtype, device=storage.device)
-    return tensor.set_(storage, (begin + note.offset) // dtype.itemsize, note.shape, note.strides)
+    offset = (note.offset - note.begin) // dtype.itemsize
+    return tensor.set_(storage, offset, note.shape, note.strides)
 
 
 def _in_words(note: TensorNote) -> str:

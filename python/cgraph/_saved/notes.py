@@ -23,6 +23,7 @@ class TensorNote:
     Attributes:
         memory: The name of the memory that its storage is, or lies in.
         offset: Where the tensor begins in that memory, in bytes.
+        begin: Where its storage begins there.
         is_given: True if it is to be given again; False if it comes with the graphs' pools.
         dtype: As in ``torch.float32``, without ``torch``.
         shape: Its sizes.
@@ -32,6 +33,7 @@ class TensorNote:
 
     memory: str
     offset: int
+    begin: int
     is_given: bool
     dtype: str
     shape: tuple[int, ...]
@@ -58,7 +60,7 @@ class CallNote:
 
     Attributes:
         reads: The number of what its function reads, among those of :attr:`Notes.reads`.
-        arguments: The leaves of the arguments in words, by their names.
+        arguments: The arguments, torch's settings and the ladder's in words, as names and words.
         leaves: The leaves of the result.
         spec: Their structure, as pytree writes it.
         fresh: The places of the leaves that replays copy to new tensors; None if all of the
@@ -66,7 +68,7 @@ class CallNote:
     """
 
     reads: int
-    arguments: dict[str, str]
+    arguments: list[Any]
     leaves: list[Leaf]
     spec: str
     fresh: list[int] | None
@@ -94,7 +96,8 @@ class Notes:
         tensors: The named tensors.
         graphs: The graphs.
         pools: The bytes of the memory of pools, by its name.
-        reads: What functions read, in words, by the names of the places.
+        reads: What functions read: the names of places, and words.
+        files: Digests of the source files of these functions, by their paths.
         refused: The reasons why other graphs of the ladder are not in the file, by their names.
     """
 
@@ -102,7 +105,8 @@ class Notes:
     tensors: dict[str, TensorNote]
     graphs: dict[str, GraphNote]
     pools: dict[str, int]
-    reads: list[dict[str, str]] = field(default_factory=list)
+    reads: list[Any] = field(default_factory=list)
+    files: dict[str, str] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
 
     @staticmethod
@@ -127,7 +131,7 @@ class Notes:
             read["tensors"] = {name: _tensor(one) for name, one in read["tensors"].items()}
             read["graphs"] = {name: _graph(**one) for name, one in read["graphs"].items()}
             return cls(**read)
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ArgumentError(
                 f"the file's notes are {text[:40]!r}, expected those of cgraph.save: files of Rust"
                 " programs are loaded by these"

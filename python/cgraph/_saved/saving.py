@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -84,8 +84,7 @@ class NamedMemory:
         place = self.memory.find(tensor.untyped_storage().data_ptr())
         if place is None:
             return None
-        offset = place[1] + int(tensor.storage_offset()) * tensor.element_size()
-        return note_of(tensor, (place[0], offset), is_given=place[0] not in self.segments)
+        return note_of(tensor, place, is_given=place[0] not in self.segments)
 
     def ranges(self, graph: CUDAGraph) -> list[Named]:
         """Return the memory, with the words of the graph's random state if it draws."""
@@ -139,18 +138,19 @@ class Saving:
         return found
 
     def write(
-        self,
-        path: str | os.PathLike[str],
-        tensors: dict[str, TensorNote],
-        reads: Sequence[dict[str, str]] = (),
-        refused: Mapping[str, str] | None = None,
+        self, path: str | os.PathLike[str], tensors: dict[str, TensorNote], **also: Any
     ) -> None:
-        """Write the file, with the contents of what the graphs count on in their pools."""
+        """Write the file, with the contents of what the graphs count on in their pools.
+
+        Args:
+            path: The file.
+            tensors: The named tensors.
+            also: Other fields of the notes.
+        """
         for place, block in self._named.blocks:
             self._saved.add_contents(self._device, place, block)
         now, segments = Notes.versions_now(), self._named.segments
-        notes = Notes(now, tensors, self.graphs, segments, [*reads], dict(refused or {}))
-        self._saved.notes = notes.text()
+        self._saved.notes = Notes(now, tensors, self.graphs, segments, **also).text()
         self._saved.write(path)
 
 

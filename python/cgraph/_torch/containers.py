@@ -105,9 +105,13 @@ def tree_dumps(spec: Any) -> str:
         ArgumentError: It has a container that has no text.
     """
     try:
-        return _pytree.treespec_dumps(spec)
-    except NotImplementedError as error:
-        raise ArgumentError(f"{spec} cannot be written: {error}") from error
+        text = _pytree.treespec_dumps(spec)
+        is_whole = _pytree.treespec_loads(text) == spec
+    except Exception as error:  # those of many kinds of keys
+        raise ArgumentError(f"{spec} cannot be written: {error!r}") from error
+    if not is_whole:
+        raise ArgumentError(f"{spec} cannot be written: it would come back as another one")
+    return text
 
 
 def tree_loads(text: str) -> Any:
@@ -118,8 +122,8 @@ def tree_loads(text: str) -> Any:
     """
     try:
         return _pytree.treespec_loads(text)
-    except (LookupError, ValueError, TypeError, NotImplementedError) as error:
-        raise ArgumentError(f"{text:.80} cannot be read: {error}") from error
+    except Exception as error:  # as above
+        raise ArgumentError(f"{text:.80} cannot be read: {error!r}") from error
 
 
 def is_named_tuple(kind: type) -> bool:

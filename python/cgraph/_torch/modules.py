@@ -15,6 +15,7 @@ __all__ = [
     "OF_ITSELF",
     "call_forward",
     "follow_modules",
+    "global_hooks",
     "hooks_aside",
     "hooks_of",
     "hooks_of_leaf",
@@ -121,6 +122,12 @@ def follow_modules(enter: ForwardHook, leave: ForwardHook) -> Callable[[], None]
         ]
 
     return stop
+
+
+def global_hooks() -> list[Any]:
+    """Return the hooks around the forward of all modules."""
+    names = "_global_forward_pre_hooks", "_global_forward_hooks"
+    return [one for name in names for one in getattr(torch_module, name, {}).values()]
 
 
 @contextmanager

@@ -11,7 +11,13 @@ from cgraph import _core
 from cgraph._torch.private_names import of_torch
 from cgraph._torch.tensors import lazy_view, memory_of, storage_id, without_modes
 
-__all__ = ["can_be_unowned", "increment_versions", "unowned", "with_version_of"]
+__all__ = [
+    "can_be_unowned",
+    "increment_versions",
+    "lent_storage",
+    "unowned",
+    "with_version_of",
+]
 
 
 def can_be_unowned(tensor: torch.Tensor) -> bool:
@@ -58,6 +64,15 @@ def unowned(
                     made = with_version_of(root, _part(tensor, root.untyped_storage()))
                 found.append(lazy_view(made, tensor.is_conj(), tensor.is_neg()))
     return found
+
+
+def lent_storage(
+    address: int, nbytes: int, device: torch.device, owner: object
+) -> torch.UntypedStorage:
+    """Return a storage over memory of others, which keeps their owner."""
+    elements = _BYTE, (nbytes,), (1,)
+    capsule = _core.lent_memory(address, elements, device.index, owner, None)
+    return torch.utils.dlpack.from_dlpack(capsule).untyped_storage()
 
 
 def with_version_of(root: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
