@@ -212,7 +212,7 @@ def main() -> None:
         )
     ]
     head = ["file", "writing ms", "MiB", "reading ms", "loading its kernels ms"]
-    title = "the files: writing, and what is done beside the weights"
+    title = "the file: what is done beside the weights, and saving"
     publish("P15", title, head, rows, options.results)
 
 

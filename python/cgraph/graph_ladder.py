@@ -176,8 +176,9 @@ class GraphLadder(_core.Ladder):
         the next process writes it anew. On the simulator nothing is kept.
 
         A graph is taken from the file only if its function is the same: by the names in its code,
-        and in the code that it reaches, the same code, plain values, and forms of tensors. What a
-        capture reads must be there before it. ``docs/guides/saved.md`` tells what is not seen.
+        and in the code that it reaches, the same code, plain values, and forms of tensors, from
+        source files that are the same. A capture that changes what it reads is not kept.
+        ``docs/guides/saved.md`` tells what is not seen.
 
         Args:
             path: The file, or the result of :func:`cgraph.load_kernels` for it. The process that

@@ -257,6 +257,18 @@ def test_the_value_of_an_enum_member_is_seen(monkeypatch: pytest.MonkeyPatch) ->
     assert "Mode.BIG 3.0, and was" in str(found)
 
 
+def test_the_number_of_a_hook_does_not_matter() -> None:
+    words = []
+    for _ in range(2):
+        layer = Normed()
+        layer.norm.register_forward_hook(print)
+        torch.manual_seed(1)
+        for one in layer.parameters():
+            nn.init.normal_(one)
+        words.append(reads_of(layer).words)
+    assert difference(*words) is None
+
+
 def test_hooks_of_all_modules_are_seen() -> None:
     layer = Layer()
     hooks: list[Any] = []

@@ -39,8 +39,8 @@ class PiecewiseConfig:
         cache_dir: The folder of these caches, in place of ``CGRAPH_CACHE_DIR`` and
             ``~/.cache/cgraph``.
         graph_file: A file that keeps the graphs of :meth:`PiecewiseBackend.warm_up` for the next
-            process, as :meth:`cgraph.GraphLadder.kept_in`. It can have those of models without
-            splitting operators.
+            process, as :meth:`cgraph.GraphLadder.kept_in`, one for each rank. It can have those of
+            models without splitting operators.
         dump: A folder for ``traced_graph.py`` and ``computation_graph.py``, the code of the graph
             before and after the split; by default that of the cache, if there is one.
 

@@ -7,6 +7,7 @@ function is the same: also which objects are one, and which value belongs to whi
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -25,6 +26,8 @@ from cgraph._torch import tree_flatten
 from cgraph.errors import ArgumentError
 
 __all__ = ["Reads", "Word", "arguments_in_words", "difference", "reads_of"]
+
+_HOOK = re.compile(r"(_hooks)\[\d+\]")
 
 Word = tuple[str, str, int]
 """The name of a place, its value in words, and the number of the place that it is found in."""
@@ -108,7 +111,8 @@ def _words_and_tensors(walk: Places) -> tuple[list[Word], dict[str, torch.Tensor
     tensors: dict[str, torch.Tensor] = {}
     first: dict[int, int] = {}
     for number, place in enumerate(walk.found):
-        value, name = place.value, place.name
+        # The keys of hooks are numbers in the order in which the process has made them.
+        value, name = place.value, _HOOK.sub(r"\1[]", place.name)
         if name == "globals" or place.step[0] == "grad":
             continue
         known = None if shares_nothing(value) else first.setdefault(id(value), number)

@@ -62,7 +62,9 @@ def in_words(name: str, value: Any) -> str:
         return _class_in_words(value)
     if isinstance(value, dict):
         made = in_words(name, value.default_factory) if isinstance(value, defaultdict) else ""
-        return f"{_class_in_words(type(value))} {made} of {[*map(_key_in_words, keys_of(value))]}"
+        keys = keys_of(value)
+        told = str(len(keys)) if name.endswith("_hooks") else str([*map(_key_in_words, keys)])
+        return f"{_class_in_words(type(value))} {made} of {told}"
     if isinstance(value, list | tuple | deque):
         return f"{_class_in_words(type(value))} of {len(value)}"
     if isinstance(value, set | frozenset):

@@ -76,6 +76,8 @@ def settings_in_words() -> dict[str, str]:
         "float32_precision": _float32_precision(),
         "fp16_reduced_precision": cuda.matmul.allow_fp16_reduced_precision_reduction,
         "bf16_reduced_precision": cuda.matmul.allow_bf16_reduced_precision_reduction,
+        "fp16_accumulation": getattr(cuda.matmul, "allow_fp16_accumulation", None),
+        "default device": torch.get_default_device(),
         "grad mode": torch.is_grad_enabled(),
         "inference mode": torch.is_inference_mode_enabled(),
         "autocast": autocast_state(),
