@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from cgraph import _torch
 from cgraph._python.libraries import is_library, is_library_class
 from cgraph._python.names import names_in
 from cgraph._python.places import Places
@@ -59,7 +60,9 @@ def named_by(
         if settings and walk.modules:
             kinds = dict.fromkeys(map(type, walk.modules))
             found = [one for one in _methods_of(kinds, of_library=True)]
-            codes |= {one.__code__: one.__globals__ for one in (torch.nn.Module._call_impl, *found)}
+            codes |= {
+                one.__code__: one.__globals__ for one in (_torch.caller_of_forwards(), *found)
+            }
         if len(codes) == known:
             return walk
 

@@ -181,14 +181,11 @@ def _class_in_words(kind: type) -> str:
 
 def _operator_in_words(name: str, value: Any) -> str | None:
     """Describe an operator of torch's or a kernel of Triton's; None if it is none."""
-    kind = type(value).__module__
-    if kind.startswith("torch._ops"):
-        return f"{_name_of(type(value))} {value}"
-    if kind == "torch._library.custom_ops":
-        function = attributes_of(value).get("_init_fn")
+    if (operator := _torch.operator_of(value)) is not None:
+        title, function = operator
         code = "" if function is None else _function_in_words(name, function)
-        return f"{_name_of(type(value))} {attributes_of(value).get('_qualname')} {code}"
-    if kind.startswith("triton."):
+        return f"{_name_of(type(value))} {title} {code}"
+    if type(value).__module__.startswith("triton."):
         if (inner := getattr(value, "fn", None)) is None:
             return _name_of(type(value))
         # The digest of its source, and of what that calls.

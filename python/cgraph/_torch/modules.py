@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from torch.optim import optimizer as torch_optimizer
 __all__ = [
     "OF_ITSELF",
     "call_forward",
+    "caller_of_forwards",
     "follow_modules",
     "global_hooks",
     "hooks_aside",
@@ -22,6 +24,7 @@ __all__ = [
     "hooks_of_users",
     "knows_its_weights",
     "note_weights",
+    "operator_of",
     "steps_noted",
 ]
 
@@ -122,6 +125,22 @@ def follow_modules(enter: ForwardHook, leave: ForwardHook) -> Callable[[], None]
         ]
 
     return stop
+
+
+def caller_of_forwards() -> types.FunctionType:
+    """Return the function of all modules that calls a forward, and the hooks around it."""
+    found: Any = torch.nn.Module._call_impl
+    return found  # type: ignore[no-any-return]
+
+
+def operator_of(value: object) -> tuple[str, Any] | None:
+    """Return the name of an operator and the function behind a custom one; None if it is none."""
+    kind = type(value).__module__
+    if kind.startswith("torch._ops"):
+        return str(value), None
+    if kind == "torch._library.custom_ops":
+        return str(getattr(value, "_qualname", "")), getattr(value, "_init_fn", None)
+    return None
 
 
 def global_hooks() -> list[Any]:
