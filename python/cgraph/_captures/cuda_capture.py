@@ -162,7 +162,8 @@ class OpenCapture:
         if is_recording():
             self._history = _torch.AllocatorHistory(self._ordinal)
         self._is_over = False
-        self._host.capture_begin(tuple(self._handle), options.mode)
+        with _torch.beginning:
+            self._host.capture_begin(tuple(self._handle), options.mode)
         # After the memory that torch takes for the random state of a device's first capture.
         self._meter = self._new_meter(options)
         self._routes = _torch.tell_routed_pools(self._ordinal, self._pool_seen)

@@ -18,6 +18,7 @@ from cgraph import _core
 
 __all__ = [
     "HostGraph",
+    "beginning",
     "captured_draw",
     "code_of_capture_check",
     "current_graph_lookup",
@@ -49,6 +50,13 @@ def code_of_capture_check() -> CodeType | None:
             code: CodeType = inspect.unwrap(found).__code__
             return code
     return None
+
+
+beginning = threading.RLock()
+"""Held while a capture begins, and while a pool may go.
+
+torch ends the process if it destroys a pool while a capture is open, also one of another thread.
+"""
 
 
 def HostGraph() -> Any:

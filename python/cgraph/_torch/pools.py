@@ -8,7 +8,7 @@ import inspect
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ import torch
 from cgraph import _core
 from cgraph._driver import Handle
 from cgraph._torch.allocator_use import is_quiet
-from cgraph._torch.host import HostGraph, on_stream, quiet, release_hosts
+from cgraph._torch.host import HostGraph, beginning, on_stream, quiet, release_hosts
 from cgraph.errors import ForeignError, OutOfMemoryError
 
 __all__ = [
@@ -251,15 +251,16 @@ class PoolKeeper:
         # At once, as another thread may look for a keeper.
         graph, self.graph = self.graph, None
         is_over = sys.is_finalizing() or _core.is_forked()
-        if graph is not None and not is_over and is_quiet(self._ordinal):
-            # The owner is then the last user, and gives the memory back at once.
-            graph.reset()
-        self._owner = None
+        with nullcontext() if is_over else beginning:
+            if graph is not None and not is_over and is_quiet(self._ordinal):
+                # The owner is then the last user, and gives the memory back at once.
+                graph.reset()
+            self._owner = None
 
 
 def _empty_graph(handle: Handle | None, side: torch.cuda.Stream) -> Any:
     graph = HostGraph()
-    with on_stream(side), quiet():
+    with beginning, on_stream(side), quiet():
         graph.capture_begin(handle, "relaxed")
         graph.capture_end()
     return graph
