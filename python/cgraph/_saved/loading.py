@@ -13,7 +13,7 @@ from cgraph._captures import cuda_pools
 from cgraph._captures.footprint import Footprint, is_weighing
 from cgraph._captures.fresh_results import Results
 from cgraph._driver import Captured
-from cgraph._saved.memory import OFFSET, SEED, WORD, Memory, Place, require_like, tensor_over
+from cgraph._saved.memory import OFFSET, SEED, WORD, Memory, require_like, tensor_over
 from cgraph._saved.notes import Notes, TensorNote
 from cgraph.cudagraph import CUDAGraph
 from cgraph.errors import ArgumentError
@@ -52,7 +52,7 @@ class Loading:
         self._others = [one._core for one in pools if one is not pool]
         self._memory = Memory()
         self._given: dict[str, torch.UntypedStorage] = {}
-        self._storages: dict[Place, torch.UntypedStorage] = {}
+        self._storages: dict[tuple[str, int, int], torch.UntypedStorage] = {}
         self._threads = ThreadPoolExecutor(_THREADS)
         self._built: dict[str, Future[_Built]] = {}
         self._begun: list[tuple[CUDAGraph, Future[None] | None]] = []
@@ -93,7 +93,8 @@ class Loading:
         Raises:
             ArgumentError: Its memory was not given.
         """
-        place = note.memory, note.begin
+        # Graphs of one pool have results of several sizes at one place.
+        place = note.memory, note.begin, note.size
         storage = self._given.get(note.memory) if note.is_given else self._storages.get(place)
         if storage is None and note.is_given:
             raise ArgumentError(f"the memory of {note.memory} was not given")

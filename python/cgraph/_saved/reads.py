@@ -117,8 +117,8 @@ def _words_and_tensors(walk: Places) -> tuple[list[Word], dict[str, torch.Tensor
             continue
         known = None if shares_nothing(value) else first.setdefault(id(value), number)
         if known is not None and known != number:
-            title = f"the same as {_HOOK.sub(r'\1[]', walk.found[known].name)} at {known}"
-            words.append((name, title, place.parent))
+            other = _HOOK.sub(r"\1[]", walk.found[known].name)
+            words.append((name, f"the same as {other} at {known}", place.parent))
             continue
         words.append((name, in_words(name, value), place.parent))
         if _is_named(value):
