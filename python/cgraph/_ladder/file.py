@@ -69,6 +69,8 @@ class LadderFile:
         self._kernels = path if isinstance(path, Kernels) else None
         self._checks, self._is_lazy = check, lazy
         self._is_on_gpu = _driver.current().device_type == "cuda"
+        # Otherwise what is there at the end is another process's.
+        self._was_there = os.path.exists(self.path)
         self._opened: Opened | None = None
         self._loading: Loading | None = None
         self._pool: Handle | None = None
@@ -83,7 +85,7 @@ class LadderFile:
         """Begin to read the file, beside what follows."""
         if not self._is_on_gpu:
             self._why = "graphs of the simulator are not kept"
-        elif self._kernels is None and not os.path.exists(self.path):
+        elif self._kernels is None and not self._was_there:
             self._why = "there was no file"
         else:
             self._require_ours()
@@ -149,8 +151,8 @@ class LadderFile:
         """
         if key in self.loaded:
             self.loaded.remove(key)
-        self.captured.pop(key, None)
-        self.refused.pop(key, None)
+        for known in (self.captured, self.refused, self._captures):
+            known.pop(key, None)
         if not self._is_on_gpu:
             self.captured[key] = str(self._why)
             return None
@@ -291,9 +293,10 @@ class LadderFile:
             known = self._opened.notes.refused
             if all(repr(key) in known for key in self.captured):
                 return
-        _log.info("%s is not kept, as it lacks graphs that were captured", self.path)
-        with suppress(OSError):
-            os.unlink(self.path)
+        if self._was_there:
+            _log.info("%s goes, as it lacks graphs that were captured", self.path)
+            with suppress(OSError):
+                os.unlink(self.path)
 
     def _write(self) -> None:
         kept = [
