@@ -300,6 +300,17 @@ def test_a_function_that_holds_tells_of_each_change() -> None:
     assert reads_of(layer).is_like(reads)
 
 
+def test_a_write_to_a_tensor_on_the_host_is_told() -> None:
+    scale = torch.tensor(2.0)
+    reads = reads_of(lambda x: x * scale)
+    assert reads.holds()
+    scale.add_(1)
+    assert not reads.holds()
+    with torch.inference_mode():
+        scale = torch.tensor(2.0)
+    assert not reads_of(lambda x: x * scale).holds()
+
+
 def test_an_edit_of_a_source_file_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "edited_inner.py").write_text("def act(x):\n    return x + 1\n")
     (tmp_path / "edited_outer.py").write_text("import edited_inner\ndef run(x):\n    return x\n")

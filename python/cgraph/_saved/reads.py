@@ -135,5 +135,14 @@ def _is_named(value: Any) -> bool:
 
 def _holds(walk: Places) -> Callable[[], bool]:
     """Return what compares all places with their present values."""
+    values = [one.value for one in walk.found if isinstance(one.value, torch.Tensor)]
+    on_host = [one for one in values if one.device.type == "cpu"]
     guards = Guards(walk.settle(lambda *_: True))
-    return lambda: guards.fit(())
+    # Their contents count, and a tensor of inference mode does not tell of writes.
+    can_tell = not any(one.is_inference() for one in on_host)
+    versions = [one._version for one in on_host] if can_tell else []
+
+    def holds() -> bool:
+        return can_tell and guards.fit(()) and versions == [one._version for one in on_host]
+
+    return holds
