@@ -236,6 +236,7 @@ WITH_KEY.k, WITH_OTHER.k = 2.0, 3.0
         (boxed(Odd(2.0)), boxed(Odd(3.0))),
         (boxed(decimal.Decimal(2)), boxed(decimal.Decimal(3))),
         (boxed(defaultdict(int)), boxed(defaultdict(float))),
+        (boxed(defaultdict(made(2.0))), boxed(defaultdict(made(3.0)))),
         (boxed(WITH_KEY), boxed(WITH_OTHER)),
         (boxed(torch.zeros(2) + 1j), boxed((torch.zeros(2) + 1j).conj())),
         (boxed(torch.zeros(2, requires_grad=True)), boxed(torch.zeros(2))),

@@ -61,7 +61,7 @@ def in_words(name: str, value: Any) -> str:
     if isinstance(value, type):
         return _class_in_words(value)
     if isinstance(value, dict):
-        made = in_words(name, value.default_factory) if isinstance(value, defaultdict) else ""
+        made = _factory_in_words(name, value) if isinstance(value, defaultdict) else ""
         keys = keys_of(value)
         told = str(len(keys)) if name.endswith("_hooks") else str([*map(_key_in_words, keys)])
         return f"{_class_in_words(type(value))} {made} of {told}"
@@ -139,9 +139,9 @@ def _function_in_words(name: str, function: Any) -> str:
     if not isinstance(function, types.FunctionType):
         return in_words(name, function)
     title = f"{function.__module__}.{function.__qualname__}"
+    cells = [one.cell_contents for one in function.__closure__ or () if _is_filled(one)]
     if is_library(function.__code__.co_filename):
-        # What a decorator was made with.
-        cells = [one.cell_contents for one in function.__closure__ or () if _is_filled(one)]
+        # The settings that a decorator was made with.
         return f"{title} {[*map(_setting_in_words, cells)]}"
     given = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).items()]
     scope = function.__globals__
@@ -149,6 +149,14 @@ def _function_in_words(name: str, function: Any) -> str:
     read = [f"{one}={_plain_in_words(scope[one])}" for one in named]
     code = code_in_words(function.__code__)
     return f"{title} {code} defaults {[*map(_key_in_words, given)]} globals {read}"
+
+
+def _factory_in_words(name: str, value: defaultdict[Any, Any]) -> str:
+    """Describe the function that makes missing items, which has no place of its own."""
+    made = value.default_factory
+    cells = made.__closure__ or () if isinstance(made, types.FunctionType) else ()
+    closed = [_key_in_words(one.cell_contents) for one in cells if _is_filled(one)]
+    return f"{in_words(name, made)} {closed}"
 
 
 def _is_filled(cell: types.CellType) -> bool:
