@@ -86,6 +86,7 @@ calls! {
     GraphAddEmptyNode => "cuGraphAddEmptyNode",
     GraphAddChildGraphNode => "cuGraphAddChildGraphNode",
     GraphAddNode => "cuGraphAddNode",
+    GraphConditionalHandleCreate => "cuGraphConditionalHandleCreate",
     GraphAddDependencies => "cuGraphAddDependencies",
     GraphRemoveDependencies => "cuGraphRemoveDependencies",
     GraphDestroyNode => "cuGraphDestroyNode",

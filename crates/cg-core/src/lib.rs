@@ -4,6 +4,7 @@
 
 mod address;
 mod base_addresses;
+mod body;
 mod capture;
 mod code;
 mod data;
@@ -29,6 +30,7 @@ pub mod tree;
 mod work;
 
 pub use address::NodeAddress;
+pub use body::Body;
 pub use capture::Capture;
 pub use code::{Call, Code};
 pub use data::{EdgeData, NodeData, TemplateData};

@@ -316,9 +316,8 @@ impl Template {
     }
 
     pub(crate) fn with_graph(device: &Device, graph: OwnedGraph, retained: Vec<Retained>) -> Self {
-        static NEXT: AtomicU64 = AtomicU64::new(1);
         Self {
-            id: NEXT.fetch_add(1, Ordering::Relaxed),
+            id: next_id(),
             device: device.clone(),
             state: Mutex::new(State {
                 graph,
@@ -448,6 +447,12 @@ impl fmt::Debug for Template {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Template({} of {})", self.id, self.device.name())
     }
+}
+
+/// Return a number for what has nodes, never used twice.
+pub(crate) fn next_id() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
 /// Add nodes, each joined to others by `join`, and what `make` makes of them.

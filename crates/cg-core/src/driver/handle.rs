@@ -29,6 +29,8 @@ handles! {
     ExecHandle,
     /// `CUgraphNode`; valid as long as its graph holds it.
     NodeHandle,
+    /// `CUgraphConditionalHandle`: what kernels set, and conditional nodes go by.
+    ConditionHandle,
     /// `CUmodule`.
     ModuleHandle,
     /// `CUfunction`; valid as long as its module is loaded.

@@ -23,10 +23,10 @@ use std::fmt;
 use crate::code::{Call, Code};
 use crate::error::{Error, Result};
 use handle::{
-    Address, EventHandle, ExecHandle, FunctionHandle, GraphHandle, ModuleHandle, NodeHandle,
-    StreamHandle,
+    Address, ConditionHandle, EventHandle, ExecHandle, FunctionHandle, GraphHandle, ModuleHandle,
+    NodeHandle, StreamHandle,
 };
-use spec::{Dim3, EdgeSpec, NodeDetail, NodeIds, NodeSpec, WorkSpec};
+use spec::{Condition, Dim3, EdgeSpec, NodeDetail, NodeIds, NodeSpec, WorkSpec};
 
 pub use pages::PageCalls;
 pub use process::{begin_exit, begin_forked, is_forked};
@@ -311,6 +311,25 @@ pub trait GraphCalls {
         after: &[NodeHandle],
         spec: &NodeSpec,
     ) -> Result<NodeHandle>;
+
+    /// Create a condition, which kernels of a graph set by its number; each replay begins with `value`.
+    ///
+    /// # Safety
+    /// `graph` is live.
+    unsafe fn condition_create(&self, graph: GraphHandle, value: u32) -> Result<ConditionHandle>;
+
+    /// Add a node that runs a graph of its own, which is empty yet, as a condition says. Return both.
+    ///
+    /// # Safety
+    /// `graph` is live, `after` are nodes of it, and `condition` is one of it, or of the graph around it, that no
+    /// other node has.
+    unsafe fn graph_add_conditional(
+        &self,
+        graph: GraphHandle,
+        after: &[NodeHandle],
+        rule: Condition,
+        condition: ConditionHandle,
+    ) -> Result<(NodeHandle, GraphHandle)>;
 
     /// Add an edge.
     ///

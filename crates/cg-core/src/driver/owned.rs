@@ -13,6 +13,7 @@
     reason = "owners vouch for the handles that they pass to the driver"
 )]
 
+mod conditional;
 pub(crate) mod pages;
 mod query;
 mod rebuild;

@@ -196,6 +196,19 @@ pub enum Condition {
     Other(u32),
 }
 
+impl Condition {
+    /// CUDA's number for it.
+    #[must_use]
+    pub fn number(self) -> u32 {
+        match self {
+            Self::If => 0,
+            Self::While => 1,
+            Self::Switch => 2,
+            Self::Other(number) => number,
+        }
+    }
+}
+
 /// By which numbers profilers and CUDA's own pictures of graphs name a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct NodeIds {

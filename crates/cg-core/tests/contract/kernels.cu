@@ -30,3 +30,18 @@ extern "C" __global__ void slow_fill(unsigned *x, unsigned value, unsigned n,
         x[i] = value;
     }
 }
+
+// One less to do; a condition stays true as long as there is something left.
+extern "C" __global__ void count_down(unsigned *left, cudaGraphConditionalHandle condition) {
+    if (threadIdx.x == 0) {
+        *left -= 1;
+        cudaGraphSetConditional(condition, *left != 0);
+    }
+}
+
+// A condition is true if a number is odd.
+extern "C" __global__ void if_odd(const unsigned *number, cudaGraphConditionalHandle condition) {
+    if (threadIdx.x == 0) {
+        cudaGraphSetConditional(condition, *number & 1);
+    }
+}

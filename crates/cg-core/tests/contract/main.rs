@@ -31,6 +31,7 @@ mod support;
 mod address;
 mod capture;
 mod capture_rules;
+mod conditional;
 mod data;
 mod exec;
 mod graph;

@@ -31,6 +31,16 @@ pub(crate) fn register(sim: &Sim) {
     };
     sim.kernel("fill", fill);
     sim.kernel("slow_fill", fill);
+    sim.kernel("count_down", |call| {
+        let left = call.memory(0, 4);
+        left.set_word(0, left.word(0).wrapping_sub(1));
+        call.set_condition(1, u32::from(left.word(0) != 0));
+        Ok(())
+    });
+    sim.kernel("if_odd", |call| {
+        call.set_condition(1, call.memory(0, 4).word(0) & 1);
+        Ok(())
+    });
 }
 
 /// Return how many of `n` elements the launch has threads for.
@@ -43,6 +53,8 @@ pub(crate) struct Kernels {
     axpy: Function,
     fill: Function,
     slow_fill: Function,
+    count_down: Function,
+    if_odd: Function,
 }
 
 impl Kernels {
@@ -52,6 +64,8 @@ impl Kernels {
             axpy: module.function("axpy").unwrap(),
             fill: module.function("fill").unwrap(),
             slow_fill: module.function("slow_fill").unwrap(),
+            count_down: module.function("count_down").unwrap(),
+            if_odd: module.function("if_odd").unwrap(),
         }
     }
 
@@ -68,6 +82,16 @@ impl Kernels {
         assert_eq!(x.bytes(), y.bytes());
         let args = Args::new().u32(a).memory(x).memory(y).u32(count(y));
         launch(&self.axpy, blocks, args)
+    }
+
+    /// One less in the first word of `left`, and the condition true unless that is zero.
+    pub(crate) fn count_down(&self, left: &Memory, condition: u64) -> Work {
+        launch(&self.count_down, 1, Args::new().memory(left).u64(condition))
+    }
+
+    /// The condition true if the first word of `number` is odd.
+    pub(crate) fn if_odd(&self, number: &Memory, condition: u64) -> Work {
+        launch(&self.if_odd, 1, Args::new().memory(number).u64(condition))
     }
 
     /// Return all of `x` set to `value`.

@@ -6,10 +6,14 @@ use std::ptr;
 
 use cudarc::driver::sys;
 
-use super::{Cuda, call, check, exec, newer, node, out, params};
+use super::{Cuda, call, check, conditional, exec, newer, node, out, params};
 use crate::code::{Call, Code};
-use crate::driver::handle::{ExecHandle, FunctionHandle, GraphHandle, NodeHandle, StreamHandle};
-use crate::driver::spec::{Dim3, EdgeKind, EdgeSpec, NodeDetail, NodeIds, NodeSpec, WorkSpec};
+use crate::driver::handle::{
+    ConditionHandle, ExecHandle, FunctionHandle, GraphHandle, NodeHandle, StreamHandle,
+};
+use crate::driver::spec::{
+    Condition, Dim3, EdgeKind, EdgeSpec, NodeDetail, NodeIds, NodeSpec, WorkSpec,
+};
 use crate::driver::{GraphCalls, InstantiateFailure, InstantiateFlags, UpdateFailure};
 use crate::error::Result;
 
@@ -61,6 +65,33 @@ impl GraphCalls for Cuda {
         let _entered = self.enter()?;
         // SAFETY: this method's contract is that function's, and the context is current.
         unsafe { node::add(self.context(), graph, after, spec) }
+    }
+
+    unsafe fn condition_create(&self, graph: GraphHandle, value: u32) -> Result<ConditionHandle> {
+        /// `CU_GRAPH_COND_ASSIGN_DEFAULT`.
+        const ASSIGN: u32 = 1;
+        let _entered = self.enter()?;
+        let (graph, context) = (graph.0 as sys::CUgraph, self.context());
+        // SAFETY: `graph` is live by the contract and the context is current; the call writes one number, through
+        // `condition`.
+        let condition = out(Call::GraphConditionalHandleCreate, 0, |condition| unsafe {
+            call!(cuGraphConditionalHandleCreate(
+                condition, graph, context, value, ASSIGN
+            ))
+        })?;
+        Ok(ConditionHandle(condition))
+    }
+
+    unsafe fn graph_add_conditional(
+        &self,
+        graph: GraphHandle,
+        after: &[NodeHandle],
+        rule: Condition,
+        condition: ConditionHandle,
+    ) -> Result<(NodeHandle, GraphHandle)> {
+        let _entered = self.enter()?;
+        // SAFETY: this method's contract is that function's, and the context is current.
+        unsafe { conditional::add(self.context(), graph, after, rule, condition) }
     }
 
     unsafe fn graph_add_edge(&self, graph: GraphHandle, edge: EdgeSpec<NodeHandle>) -> Result<()> {

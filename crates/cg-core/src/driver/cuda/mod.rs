@@ -12,6 +12,7 @@
 #![expect(unsafe_code, reason = "calls of the CUDA driver")]
 
 mod call;
+mod conditional;
 mod exec;
 mod graph;
 mod images;

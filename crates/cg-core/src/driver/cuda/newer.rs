@@ -2,17 +2,16 @@
 
 #![expect(unsafe_code, reason = "calls of the CUDA driver")]
 
-use std::mem::offset_of;
 use std::ptr;
-use std::slice;
 use std::sync::OnceLock;
 
 use cudarc::driver::sys;
 
+use super::conditional::NodeParams;
 use super::{check, probe};
 use crate::code::Call;
 use crate::driver::handle::{ExecHandle, GraphHandle, NodeHandle};
-use crate::driver::spec::{Condition, NodeIds};
+use crate::driver::spec::NodeIds;
 use crate::error::Result;
 
 /// By which numbers tools know a node (CUDA 13.1); the context is current.
@@ -73,85 +72,10 @@ pub(super) unsafe fn exec_id(exec: ExecHandle) -> Result<Option<u32>> {
     Ok(Some(id))
 }
 
-/// Return what a conditional node chooses from, and how (CUDA 13.2); the context is current.
-///
-/// # Safety
-/// `node` is a conditional node of a live graph.
-pub(super) unsafe fn conditional(
-    node: sys::CUgraphNode,
-) -> Result<(Option<Condition>, Vec<GraphHandle>)> {
-    let Some(get) = calls().node_params else {
-        return Ok((None, Vec::new()));
-    };
-    let mut params = NodeParams::default();
-    // SAFETY: `node` is live by the contract; the call writes `params`, which has the size and the
-    // layout that it expects.
-    check(Call::GraphNodeGetParams, unsafe {
-        get(node, &raw mut params)
-    })?;
-    if params.kind != CONDITIONAL || params.bodies.is_null() {
-        return Ok((None, Vec::new()));
-    }
-    // SAFETY: of a conditional node the driver has written a pointer to an array of `count` handles
-    // that lives as long as the node, and nobody changes it.
-    let bodies = unsafe { slice::from_raw_parts(params.bodies, params.count as usize) };
-    let condition = match params.condition {
-        0 => Condition::If,
-        1 => Condition::While,
-        2 => Condition::Switch,
-        other => Condition::Other(other),
-    };
-    let bodies = bodies.iter().map(|body| GraphHandle(*body)).collect();
-    Ok((Some(condition), bodies))
-}
-
-/// `CU_GRAPH_NODE_TYPE_CONDITIONAL`.
-const CONDITIONAL: u32 = 13;
-
-/// `CUgraphNodeParams` of a conditional node, with numbers for its enums and handles. Its size is
-/// the same in all versions.
-#[repr(C)]
-struct NodeParams {
-    kind: u32,
-    reserved: [u32; 3],
-    handle: u64,
-    condition: u32,
-    count: u32,
-    bodies: *const u64,
-    context: u64,
-    others: [u64; 26],
-}
-
-impl Default for NodeParams {
-    fn default() -> Self {
-        Self {
-            kind: 0,
-            reserved: [0; 3],
-            handle: 0,
-            condition: 0,
-            count: 0,
-            bodies: ptr::null(),
-            context: 0,
-            others: [0; 26],
-        }
-    }
-}
-
-const _: () = {
-    type Theirs = sys::CUgraphNodeParams;
-    type Conditional = sys::CUDA_CONDITIONAL_NODE_PARAMS;
-    const START: usize = offset_of!(Theirs, __bindgen_anon_1);
-    assert!(size_of::<NodeParams>() == size_of::<Theirs>());
-    assert!(offset_of!(NodeParams, handle) == START + offset_of!(Conditional, handle));
-    assert!(offset_of!(NodeParams, condition) == START + offset_of!(Conditional, type_));
-    assert!(offset_of!(NodeParams, count) == START + offset_of!(Conditional, size));
-    assert!(offset_of!(NodeParams, bodies) == START + offset_of!(Conditional, phGraph_out));
-};
-
 type NodeGraph = unsafe extern "C" fn(sys::CUgraphNode, *mut sys::CUgraph) -> u32;
 type NodeLocalId = unsafe extern "C" fn(sys::CUgraphNode, *mut u32) -> u32;
 type NodeToolsId = unsafe extern "C" fn(sys::CUgraphNode, *mut u64) -> u32;
-type NodeGetParams = unsafe extern "C" fn(sys::CUgraphNode, *mut NodeParams) -> u32;
+pub(super) type NodeGetParams = unsafe extern "C" fn(sys::CUgraphNode, *mut NodeParams) -> u32;
 type GraphId = unsafe extern "C" fn(sys::CUgraph, *mut u32) -> u32;
 type ExecId = unsafe extern "C" fn(sys::CUgraphExec, *mut u32) -> u32;
 
@@ -163,6 +87,11 @@ struct Calls {
     node_params: Option<NodeGetParams>,
     graph_id: Option<GraphId>,
     exec_id: Option<ExecId>,
+}
+
+/// Return the call that tells the parameters of a node of any kind (CUDA 13.2).
+pub(super) fn node_params() -> Option<NodeGetParams> {
+    calls().node_params
 }
 
 fn calls() -> &'static Calls {

@@ -9,7 +9,7 @@ use std::ptr;
 use cudarc::driver::sys;
 
 use super::work::{self, Copy3d};
-use super::{call, check, newer, out, params};
+use super::{call, check, conditional, out, params};
 use crate::code::Call;
 use crate::driver::handle::{Address, EventHandle, GraphHandle, NodeHandle};
 use crate::driver::spec::{Dim3, NodeDetail, NodeSpec, WorkSpec};
@@ -218,7 +218,7 @@ pub(super) unsafe fn detail(node: NodeHandle) -> Result<NodeDetail> {
         12 => Ok(NodeDetail::BatchMemOp),
         13 => {
             // SAFETY: `node` is a live conditional node.
-            let (condition, bodies) = unsafe { newer::conditional(node) }?;
+            let (condition, bodies) = unsafe { conditional::detail(node) }?;
             Ok(NodeDetail::Conditional { condition, bodies })
         }
         _ => Ok(NodeDetail::Other(kind)),

@@ -1,13 +1,15 @@
 //! Simulated execs: a graph flattened into steps, and its replays.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::State;
 use super::stream::Event;
 use super::template::{Graph, NodeWork};
 use super::work::Work;
-use crate::driver::handle::{ExecHandle, GraphHandle, NodeHandle};
+use crate::driver::handle::{ConditionHandle, ExecHandle, GraphHandle, NodeHandle};
+use crate::driver::spec::Condition;
 
 /// A node of an exec: children are flattened, their place taken by an empty node before and after.
 #[derive(Clone)]
@@ -15,6 +17,8 @@ pub(super) struct Step {
     pub(super) work: NodeWork,
     pub(super) before: Vec<usize>,
     pub(super) enabled: bool,
+    /// The steps that a conditional node runs.
+    pub(super) body: Option<Arc<Vec<Self>>>,
 }
 
 #[derive(Clone)]
@@ -34,6 +38,10 @@ pub(super) struct Replay {
     pub(super) records: Vec<u64>,
     pub(super) steps: Arc<Vec<Step>>,
     pub(super) status: Vec<Status>,
+    /// The conditional steps whose bodies run, each with the place of the body's steps.
+    open: Vec<(usize, Range<usize>)>,
+    /// The conditions that kernels of this replay have set.
+    conditions: BTreeMap<u64, u32>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,7 +75,66 @@ impl Replay {
             records,
             steps,
             status,
+            open: Vec::new(),
+            conditions: BTreeMap::new(),
         }
+    }
+
+    /// Set a condition for the rest of the replay.
+    pub(super) fn set_condition(&mut self, condition: ConditionHandle, value: u32) {
+        self.conditions.insert(condition.0, value);
+    }
+
+    /// Note that a step has run; `defaults` are the values that conditions begin with.
+    pub(super) fn ran(&mut self, index: usize, defaults: &BTreeMap<u64, u32>) {
+        if self.runs_body(index, defaults) {
+            let body = self.steps[index].body.clone().unwrap_or_default();
+            let begin = self.steps.len();
+            let steps = Arc::make_mut(&mut self.steps);
+            steps.extend(body.iter().cloned().map(|mut step| {
+                step.before.iter_mut().for_each(|one| *one += begin);
+                step
+            }));
+            let end = steps.len();
+            self.status.resize(end, Status::Waiting);
+            self.records.resize(end, 0);
+            self.open.push((index, begin..end));
+        } else {
+            self.status[index] = Status::Done;
+        }
+        self.close_bodies(defaults);
+    }
+
+    /// End the bodies whose steps have all run, or begin them anew.
+    fn close_bodies(&mut self, defaults: &BTreeMap<u64, u32>) {
+        let is_over = |(_, steps): &(usize, Range<usize>)| {
+            self.status[steps.clone()]
+                .iter()
+                .all(|one| *one == Status::Done)
+        };
+        // The last one is the innermost.
+        while let Some(place) = self.open.iter().rposition(is_over) {
+            let (index, steps) = self.open[place].clone();
+            let NodeWork::Conditional(rule, ..) = self.steps[index].work else {
+                unreachable!("only conditional steps open bodies")
+            };
+            if rule == Condition::While && self.runs_body(index, defaults) {
+                self.status[steps].fill(Status::Waiting);
+                return;
+            }
+            self.status[index] = Status::Done;
+            self.open.remove(place);
+            return self.close_bodies(defaults);
+        }
+    }
+
+    fn runs_body(&self, index: usize, defaults: &BTreeMap<u64, u32>) -> bool {
+        let NodeWork::Conditional(_, Some(condition), _) = self.steps[index].work else {
+            return false;
+        };
+        let set = self.conditions.get(&condition.0);
+        set.or_else(|| defaults.get(&condition.0))
+            .is_some_and(|value| *value != 0)
     }
 
     pub(super) fn ready(&self) -> impl Iterator<Item = usize> {
@@ -89,12 +156,11 @@ impl Replay {
         }
     }
 
+    /// Return the work that is to come, also that of bodies that may run.
     pub(super) fn pending(&self) -> impl Iterator<Item = &Work> {
         let steps = self.steps.iter().zip(&self.status);
-        steps.filter_map(|(step, status)| match &step.work {
-            NodeWork::Work(work) if *status != Status::Done && step.enabled => Some(work),
-            _ => None,
-        })
+        let left = steps.filter(|(_, status)| **status != Status::Done);
+        left.flat_map(|(step, _)| works_of(step))
     }
 }
 
@@ -163,6 +229,7 @@ fn flatten(
             work: found.work.clone(),
             before,
             enabled: true,
+            body: body_of(state, &found.work)?,
         });
         let last = match found.work {
             NodeWork::Child(child) => flatten(state, child, Some(own), into)?,
@@ -177,6 +244,52 @@ fn flatten(
         .collect();
     let sinks = graph.nodes.keys().filter(|node| !inner.contains(node));
     Some(sinks.flat_map(|node| ends[node].clone()).collect())
+}
+
+/// Return the steps of what a conditional node runs; none if they cannot be: no host function and no event.
+#[expect(
+    clippy::option_option,
+    reason = "there may be no body, or one that cannot be"
+)]
+fn body_of(state: &State, work: &NodeWork) -> Option<Option<Arc<Vec<Step>>>> {
+    let NodeWork::Conditional(_, Some(_), bodies) = work else {
+        return Some(None);
+    };
+    let mut body = Exec {
+        steps: Arc::new(Vec::new()),
+        index: HashMap::new(),
+        shape: Vec::new(),
+    };
+    flatten(state, *bodies.first()?, None, &mut body)?;
+    let is_refused = |step: &Step| {
+        let host = matches!(step.work, NodeWork::Work(Work::Host(_)));
+        host || matches!(step.work, NodeWork::Record(_) | NodeWork::Wait(_))
+    };
+    (!body.steps.iter().any(is_refused)).then_some(Some(body.steps))
+}
+
+/// Return the conditions of steps, and of those in their bodies.
+pub(super) fn conditions(steps: &[Step]) -> HashSet<ConditionHandle> {
+    let mut found = HashSet::new();
+    for step in steps {
+        if let NodeWork::Conditional(_, Some(condition), _) = &step.work {
+            found.insert(*condition);
+        }
+        found.extend(step.body.iter().flat_map(|body| conditions(body)));
+    }
+    found
+}
+
+fn works_of(step: &Step) -> Vec<&Work> {
+    match &step.work {
+        NodeWork::Work(work) if step.enabled => vec![work],
+        _ => step
+            .body
+            .iter()
+            .flat_map(|body| body.iter())
+            .flat_map(works_of)
+            .collect(),
+    }
 }
 
 fn kind_of(work: &NodeWork) -> u8 {

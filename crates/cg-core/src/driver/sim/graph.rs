@@ -11,8 +11,12 @@ use super::template::{NodeWork, TELLS_BODIES, copy, create, destroy, get, id, in
 use super::work::Work;
 use super::{Sim, State, capture, refuse, run, stream};
 use crate::code::{Call, Code};
-use crate::driver::handle::{ExecHandle, FunctionHandle, GraphHandle, NodeHandle, StreamHandle};
-use crate::driver::spec::{Dim3, EdgeKind, EdgeSpec, NodeDetail, NodeIds, NodeSpec, WorkSpec};
+use crate::driver::handle::{
+    ConditionHandle, ExecHandle, FunctionHandle, GraphHandle, NodeHandle, StreamHandle,
+};
+use crate::driver::spec::{
+    Condition, Dim3, EdgeKind, EdgeSpec, NodeDetail, NodeIds, NodeSpec, WorkSpec,
+};
 use crate::driver::{GraphCalls, InstantiateFailure, InstantiateFlags, UpdateFailure};
 use crate::error::Result;
 
@@ -65,11 +69,44 @@ impl GraphCalls for Sim {
             NodeSpec::EventRecord(event) => NodeWork::Record(*event),
             NodeSpec::EventWait(event) => NodeWork::Wait(*event),
             NodeSpec::Empty => NodeWork::Empty,
-            NodeSpec::Child(child) => NodeWork::Child(copy(&mut state, *child, Some(handle))),
+            NodeSpec::Child(child) => {
+                if has_conditionals(&state, *child) {
+                    return Err(refuse(call, Code::NOT_SUPPORTED));
+                }
+                NodeWork::Child(copy(&mut state, *child, Some(handle)))
+            }
         };
         let node = NodeHandle(state.fresh());
         insert(get(&mut state, handle), node, work, after);
         Ok(node)
+    }
+
+    unsafe fn condition_create(&self, graph: GraphHandle, value: u32) -> Result<ConditionHandle> {
+        let mut state = self.enter(Call::GraphConditionalHandleCreate)?;
+        get(&mut state, graph);
+        let handle = state.fresh();
+        state.conditions.insert(handle, value);
+        Ok(ConditionHandle(handle))
+    }
+
+    unsafe fn graph_add_conditional(
+        &self,
+        handle: GraphHandle,
+        after: &[NodeHandle],
+        rule: Condition,
+        condition: ConditionHandle,
+    ) -> Result<(NodeHandle, GraphHandle)> {
+        let mut state = self.enter(Call::GraphAddNode)?;
+        assert!(
+            state.conditions.contains_key(&condition.0),
+            "{condition:?} was never created"
+        );
+        let body = create(&mut state);
+        get(&mut state, body).parent = Some(handle);
+        let node = NodeHandle(state.fresh());
+        let work = NodeWork::Conditional(rule, Some(condition), vec![body]);
+        insert(get(&mut state, handle), node, work, after);
+        Ok((node, body))
     }
 
     unsafe fn graph_add_edge(&self, handle: GraphHandle, edge: EdgeSpec<NodeHandle>) -> Result<()> {
@@ -168,7 +205,7 @@ impl GraphCalls for Sim {
             NodeWork::Wait(event) => NodeDetail::EventWait(*event),
             NodeWork::Empty => NodeDetail::Empty,
             NodeWork::Child(child) => NodeDetail::Child(*child),
-            NodeWork::Conditional(condition, bodies) => {
+            NodeWork::Conditional(condition, _, bodies) => {
                 let tells = self.inner.version >= TELLS_BODIES;
                 NodeDetail::Conditional {
                     condition: tells.then_some(*condition),
@@ -220,6 +257,15 @@ impl GraphCalls for Sim {
             .map_err(|error| failure(error.code().unwrap_or(Code::UNKNOWN)))?;
         get(&mut state, handle);
         let exec = Exec::new(&state, handle).ok_or(failure(Code::INVALID_VALUE))?;
+        let conditions = exec::conditions(&exec.steps);
+        let is_in_use = |other: &Exec| {
+            let others = exec::conditions(&other.steps);
+            conditions.iter().any(|one| others.contains(one))
+        };
+        // A kernel names a condition by its number alone.
+        if state.execs.values().any(is_in_use) {
+            return Err(failure(Code::NOT_SUPPORTED));
+        }
         let handle = state.fresh();
         state.execs.insert(handle, exec);
         Ok(ExecHandle(handle))
@@ -246,10 +292,11 @@ impl GraphCalls for Sim {
     unsafe fn exec_launch(&self, handle: ExecHandle, stream: StreamHandle) -> Result<()> {
         let mut state = self.enter(Call::GraphLaunch)?;
         let steps = Arc::clone(&exec(&mut state, handle).steps);
-        let conditional = |step: &exec::Step| matches!(step.work, NodeWork::Conditional(..));
+        let conditional =
+            |step: &exec::Step| matches!(step.work, NodeWork::Conditional(_, None, _));
         assert!(
             !steps.iter().any(conditional),
-            "exec_launch of {handle:?}: the simulator runs no conditional nodes"
+            "exec_launch of {handle:?}: its conditional nodes are there to be looked at"
         );
         capture::refuse_capturing(&mut state, stream, Call::GraphLaunch)?;
         run::check_failure(&state, Call::GraphLaunch)?;
@@ -366,6 +413,19 @@ fn exec(state: &mut State, handle: ExecHandle) -> &mut Exec {
         Some(exec) => exec,
         None => panic!("{handle:?} is not live"),
     }
+}
+
+/// Return whether a graph has a conditional node, also in the graphs of its nodes.
+fn has_conditionals(state: &State, graph: GraphHandle) -> bool {
+    let nodes = &state.graphs[&graph.0].nodes;
+    nodes.values().any(|node| {
+        matches!(node.work, NodeWork::Conditional(..))
+            || node
+                .work
+                .bodies()
+                .iter()
+                .any(|body| has_conditionals(state, *body))
+    })
 }
 
 /// Change what a node of an exec does. The node itself must be live: CUDA finds the exec's by it.

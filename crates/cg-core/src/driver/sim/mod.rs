@@ -110,6 +110,8 @@ struct State {
     captures: BTreeMap<u64, capture::Capture>,
     thread_modes: HashMap<std::thread::ThreadId, CaptureMode>,
     graphs: BTreeMap<u64, template::Graph>,
+    /// By number: the value that each replay begins with.
+    conditions: BTreeMap<u64, u32>,
     execs: BTreeMap<u64, exec::Exec>,
     calls: Vec<Call>,
     fail_next: Vec<(Call, Code)>,
@@ -222,6 +224,7 @@ impl SimBuilder {
             captures: BTreeMap::new(),
             thread_modes: HashMap::new(),
             graphs: BTreeMap::new(),
+            conditions: BTreeMap::new(),
             execs: BTreeMap::new(),
             calls: Vec::new(),
             fail_next: Vec::new(),

@@ -11,13 +11,14 @@ use super::template::NodeWork;
 use super::work::{Function, Work, call_host};
 use super::{HostMemory, Locked, Sim, State, refuse};
 use crate::code::{Call, Code};
-use crate::driver::handle::{Address, StreamHandle};
+use crate::driver::handle::{Address, ConditionHandle, StreamHandle};
 use crate::driver::spec::Dim3;
 use crate::error::Result;
 
 /// A launch, as a simulated kernel sees it.
 pub struct KernelCall<'a> {
     sim: &'a Sim,
+    stream: u64,
     name: &'a str,
     args: &'a [Box<[u8]>],
     /// Blocks.
@@ -92,6 +93,24 @@ impl KernelCall<'_> {
         match self.host_at(address) {
             Some(host) => (host.write)(address, data),
             None => self.memory_at(address, data.len() as u64).copy_from(data),
+        }
+    }
+
+    /// Set the condition whose number the `index`-th argument is, for the rest of the replay.
+    ///
+    /// # Panics
+    /// If the launch is no step of a replay.
+    pub fn set_condition(&self, index: usize, value: u32) {
+        let number = self.arg(index).try_into();
+        let number = u64::from_le_bytes(number.expect("the argument has eight bytes"));
+        let mut state = self.sim.state();
+        let queue = state
+            .streams
+            .get_mut(&self.stream)
+            .map(|stream| &mut stream.queue);
+        match queue.and_then(|queue| queue.front_mut()) {
+            Some(Item::Replay(replay)) => replay.set_condition(ConditionHandle(number), value),
+            _ => panic!("kernel {} sets a condition outside of a replay", self.name),
         }
     }
 
@@ -191,7 +210,8 @@ fn step_locked(sim: &Sim, mut state: Locked<'_>) -> bool {
     };
     // The lock is open here: a kernel may be a Python function that takes its own locks.
     IN_OPERATION.set(true);
-    running.outcome = work.map_or(Ok(()), |work| execute(sim, &work));
+    let (Place::Head(stream) | Place::Step(stream, _)) = running.place;
+    running.outcome = work.map_or(Ok(()), |work| execute(sim, &work, stream));
     true
 }
 
@@ -324,7 +344,7 @@ fn finish(state: &mut State, place: &Place, outcome: std::result::Result<(), Str
                 .get_mut(handle)
                 .map(|stream| &mut stream.queue);
             if let Some(Item::Replay(replay)) = queue.and_then(|queue| queue.front_mut()) {
-                replay.status[*index] = Status::Done;
+                replay.ran(*index, &state.conditions);
                 replay.reach(*index, &mut state.events);
             }
         }
@@ -353,7 +373,7 @@ fn finish(state: &mut State, place: &Place, outcome: std::result::Result<(), Str
     retire(state);
 }
 
-fn execute(sim: &Sim, work: &Work) -> std::result::Result<(), String> {
+fn execute(sim: &Sim, work: &Work, stream: u64) -> std::result::Result<(), String> {
     work.check_loaded();
     match work {
         Work::Kernel {
@@ -366,6 +386,7 @@ fn execute(sim: &Sim, work: &Work) -> std::result::Result<(), String> {
             let Function { name, kernel, .. } = &**function;
             let call = KernelCall {
                 sim,
+                stream,
                 name,
                 args,
                 grid: *grid,

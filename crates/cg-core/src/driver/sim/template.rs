@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use super::work::Work;
 use super::{Sim, State};
 use crate::code::Call;
-use crate::driver::handle::{EventHandle, GraphHandle, NodeHandle};
+use crate::driver::handle::{ConditionHandle, EventHandle, GraphHandle, NodeHandle};
 use crate::driver::spec::Condition;
 use crate::error::Result;
 
@@ -16,8 +16,9 @@ pub(super) enum NodeWork {
     Wait(EventHandle),
     Empty,
     Child(GraphHandle),
-    /// Is there to be looked at; see [`Sim::add_conditional`].
-    Conditional(Condition, Vec<GraphHandle>),
+    /// The rule, its condition and what it chooses from. One without a condition is there to be looked at; see
+    /// [`Sim::add_conditional`].
+    Conditional(Condition, Option<ConditionHandle>, Vec<GraphHandle>),
 }
 
 impl NodeWork {
@@ -25,7 +26,7 @@ impl NodeWork {
     pub(super) fn bodies(&self) -> &[GraphHandle] {
         match self {
             Self::Child(child) => std::slice::from_ref(child),
-            Self::Conditional(_, bodies) => bodies,
+            Self::Conditional(_, _, bodies) => bodies,
             _ => &[],
         }
     }
@@ -94,7 +95,7 @@ impl Sim {
         let bodies = bodies
             .iter()
             .map(|body| copy(&mut state, *body, Some(handle)));
-        let work = NodeWork::Conditional(condition, bodies.collect());
+        let work = NodeWork::Conditional(condition, None, bodies.collect());
         let node = NodeHandle(state.fresh());
         insert(get(&mut state, handle), node, work, after);
         Ok(node)
@@ -168,11 +169,11 @@ pub(super) fn copy(
     for (node, found) in nodes {
         let work = match found.work {
             NodeWork::Child(child) => NodeWork::Child(copy(state, child, Some(handle))),
-            NodeWork::Conditional(condition, bodies) => {
+            NodeWork::Conditional(rule, condition, bodies) => {
                 let bodies = bodies
                     .into_iter()
                     .map(|body| copy(state, body, Some(handle)));
-                NodeWork::Conditional(condition, bodies.collect())
+                NodeWork::Conditional(rule, condition, bodies.collect())
             }
             other => other,
         };
