@@ -225,6 +225,28 @@ fn nodes_of_every_kind() {
 }
 
 #[test]
+fn repeated_bodies() {
+    with_each_call_failing(|f| {
+        let left = Memory::new(&f.device, 4)?;
+        left.write(&bytes(&[3]))?;
+        let step = Template::new(&f.device)?;
+        step.add(&f.kernels.axpy(3, &f.x, &f.y), &[])?;
+        let template = Template::repeated(&f.device, 1, |body| {
+            let first = body.add_child(&step, &[])?;
+            let condition = body.new_condition(1)?;
+            let inner = body.add_if(condition, &[first], |inner| {
+                inner.add(&f.kernels.axpy(3, &f.x, &f.y), &[]).map(drop)
+            })?;
+            let count = f.kernels.count_down(&left, body.condition());
+            body.add(&count, &[inner]).map(drop)
+        })?;
+        let exec = template.instantiate(InstantiateFlags::default())?;
+        f.replay(&exec)?;
+        check(&f.y, &axpy(18, &random(1), &random(2)))
+    });
+}
+
+#[test]
 fn updates() {
     with_each_call_failing(|f| {
         let sum_and_copy = |a| {

@@ -110,7 +110,7 @@ struct State {
     captures: BTreeMap<u64, capture::Capture>,
     thread_modes: HashMap<std::thread::ThreadId, CaptureMode>,
     graphs: BTreeMap<u64, template::Graph>,
-    /// By number: the value that each replay begins with.
+    /// By number: the value that each replay begins with. They stay, as execs outlive their graphs.
     conditions: BTreeMap<u64, u32>,
     execs: BTreeMap<u64, exec::Exec>,
     calls: Vec<Call>,
