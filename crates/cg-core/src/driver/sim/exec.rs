@@ -113,18 +113,19 @@ impl Replay {
                 .all(|one| *one == Status::Done)
         };
         // The last one is the innermost.
-        while let Some(place) = self.open.iter().rposition(is_over) {
-            let (index, steps) = self.open[place].clone();
-            let NodeWork::Conditional(rule, ..) = self.steps[index].work else {
-                unreachable!("only conditional steps open bodies")
-            };
-            if rule == Condition::While && self.runs_body(index, defaults) {
-                self.status[steps].fill(Status::Waiting);
-                return;
-            }
+        let Some(place) = self.open.iter().rposition(is_over) else {
+            return;
+        };
+        let (index, steps) = self.open[place].clone();
+        let NodeWork::Conditional(rule, ..) = self.steps[index].work else {
+            unreachable!("only conditional steps open bodies")
+        };
+        if rule == Condition::While && self.runs_body(index, defaults) {
+            self.status[steps].fill(Status::Waiting);
+        } else {
             self.status[index] = Status::Done;
             self.open.remove(place);
-            return self.close_bodies(defaults);
+            self.close_bodies(defaults);
         }
     }
 
