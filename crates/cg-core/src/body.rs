@@ -5,8 +5,9 @@ use crate::driver::handle::{ConditionHandle, NodeHandle};
 use crate::driver::owned::{OwnedGraph, same_driver};
 use crate::driver::spec::{Condition, NodeSpec};
 use crate::error::{Error, Result};
+use crate::node::{Node, next_id};
 use crate::retain::Retained;
-use crate::template::{Node, Template, next_id};
+use crate::template::Template;
 use crate::work::Work;
 
 /// The graph that a conditional node runs, while [`Template::repeated`] fills it.
@@ -106,7 +107,8 @@ impl Body<'_> {
         Ok(self.node(node))
     }
 
-    fn add_node(&self, spec: &NodeSpec, after: &[Node]) -> Result<Node> {
+    /// Add a node; the caller lets the template retain what it names.
+    pub(crate) fn add_node(&self, spec: &NodeSpec, after: &[Node]) -> Result<Node> {
         let node = self.graph.add_node(&self.own(after)?, spec)?;
         Ok(self.node(node))
     }

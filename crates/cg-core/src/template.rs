@@ -2,7 +2,6 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::device::Device;
@@ -10,28 +9,11 @@ use crate::driver::handle::{GraphHandle, NodeHandle};
 use crate::driver::owned::{OwnedGraph, same_driver};
 use crate::driver::spec::{EdgeSpec, NodeDetail, NodeIds, NodeSpec};
 use crate::error::{Error, Result};
+use crate::node::{Edge, Node, next_id};
 use crate::retain::Retained;
 use crate::stream::Event;
 use crate::transfer::Shared;
 use crate::work::Work;
-
-/// A node of one template: a `Copy` id, valid in that template until it is removed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Node {
-    pub(crate) template: u64,
-    pub(crate) handle: NodeHandle,
-}
-
-impl Node {
-    /// Return the raw node. It dies with its template, or when it is removed.
-    #[must_use]
-    pub fn handle(self) -> NodeHandle {
-        self.handle
-    }
-}
-
-/// "`to` after `from`".
-pub type Edge = EdgeSpec<Node>;
 
 /// A graph that can change and cannot run: made by a capture or node by node.
 ///
@@ -447,12 +429,6 @@ impl fmt::Debug for Template {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Template({} of {})", self.id, self.device.name())
     }
-}
-
-/// Return a number for what has nodes, never used twice.
-pub(crate) fn next_id() -> u64 {
-    static NEXT: AtomicU64 = AtomicU64::new(1);
-    NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
 /// Add nodes, each joined to others by `join`, and what `make` makes of them.

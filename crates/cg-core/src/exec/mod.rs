@@ -17,9 +17,10 @@ use crate::driver::owned::{OwnedExec, same_driver};
 use crate::driver::spec::WorkSpec;
 use crate::error::{Error, Result};
 use crate::gate::Gates;
+use crate::node::Node;
 use crate::retain::Retained;
 use crate::stream::Stream;
-use crate::template::{Node, Template};
+use crate::template::Template;
 use crate::transfer::Shared;
 use crate::work::Work;
 

@@ -14,8 +14,9 @@ use crate::driver::spec::{
 };
 use crate::error::{Error, Result};
 use crate::memory::Memory;
+use crate::node::Node;
 use crate::retain::Retained;
-use crate::template::{Node, Template};
+use crate::template::Template;
 use crate::work::{Function, Module};
 
 /// Build a template of a saved graph, with memory of these names; return its nodes in the order of the saved ones.

@@ -54,8 +54,9 @@ use crate::driver::owned::{OwnedGraph, relaxed, same_driver};
 use crate::error::{Error, FileFault, Result};
 use crate::gate::Gates;
 use crate::memory::Memory;
+use crate::node::Node;
 use crate::retain::Retained;
-use crate::template::{Node, Template};
+use crate::template::Template;
 use crate::work::{Function, Module};
 
 /// The sections of a file.

@@ -22,6 +22,7 @@ use crate::work::{Function, Module};
 
 pub(crate) use bound::Bound;
 pub use padding::{Fill, Padding};
+pub(crate) use simulate::register;
 
 use layout::{KERNELS, Parameter, THREADS};
 

@@ -1,24 +1,12 @@
 //! Simulated devices, which know what the kernels do.
 
-use std::sync::Arc;
-
 use super::layout::{Copy, KERNELS, Parameter};
 use super::{Direction, Fill};
-use crate::device::Device;
 use crate::driver::handle::Address;
 use crate::driver::sim::{KernelCall, Sim};
 
-impl Device {
-    /// Return a simulated device.
-    #[must_use]
-    pub fn sim(sim: &Sim) -> Self {
-        register(sim);
-        Self::new(Arc::new(sim.clone()))
-    }
-}
-
 /// Tell a simulator what the kernels do.
-fn register(sim: &Sim) {
+pub(crate) fn register(sim: &Sim) {
     for kernel in KERNELS {
         sim.kernel(kernel.name(Direction::In), |call| {
             copy_in(call);

@@ -39,8 +39,10 @@ const SYMBOLS: &[&str] = &[
     "cuGraphAddKernelNode_v2",
     "cuGraphAddMemcpyNode",
     "cuGraphAddMemsetNode",
+    "cuGraphAddNode_v2",
     "cuGraphChildGraphNodeGetGraph",
     "cuGraphClone",
+    "cuGraphConditionalHandleCreate",
     "cuGraphCreate",
     "cuGraphDestroy",
     "cuGraphDestroyNode",
@@ -225,6 +227,7 @@ mod tests {
     #[test]
     fn every_call_is_looked_for() {
         let sources = [
+            include_str!("conditional.rs"),
             include_str!("exec.rs"),
             include_str!("graph.rs"),
             include_str!("memory.rs"),

@@ -96,13 +96,13 @@ impl KernelCall<'_> {
         }
     }
 
-    /// Set the condition whose number the `index`-th argument is, for the rest of the replay.
+    /// Set the condition whose number the `index`-th argument begins with, for the rest of the replay.
     ///
     /// # Panics
     /// If the launch is no step of a replay.
     pub fn set_condition(&self, index: usize, value: u32) {
-        let number = self.arg(index).try_into();
-        let number = u64::from_le_bytes(number.expect("the argument has eight bytes"));
+        let number = self.arg(index).first_chunk();
+        let number = u64::from_le_bytes(*number.expect("the argument has eight bytes"));
         let mut state = self.sim.state();
         let queue = state
             .streams
