@@ -79,6 +79,7 @@ __all__ = [
     "labels",
     "load",
     "load_kernels",
+    "loop",
     "make_graphed_callables",
     "memory",
     "metrics",
@@ -112,6 +113,7 @@ _ON_FIRST_USE = {
     "graphed": "cgraph.functions",
     "load": "cgraph.saved",
     "load_kernels": "cgraph.saved",
+    "loop": "cgraph.loops",
     "memory": "cgraph.ledger",
     "metrics": "cgraph.counts",
     "record_images": "cgraph.saved",
@@ -130,6 +132,7 @@ if _TYPE_CHECKING:
     from cgraph.functions import graphed, report
     from cgraph.graph_ladder import GraphLadder
     from cgraph.ledger import memory
+    from cgraph.loops import loop
     from cgraph.saved import load, load_kernels, record_images, save
     from cgraph.segments import SegmentedGraph
     from cgraph.viewer import view

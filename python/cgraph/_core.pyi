@@ -252,6 +252,22 @@ class Template:
     @staticmethod
     def from_raw(device: Device, handle: int, owner: object) -> Template:
         """Return a template for a graph of someone else, who is kept as long as the result."""
+    def looped(
+        self,
+        steps: tuple[int, int],
+        until: tuple[int, int, int] | None,
+        pieces: Sequence[tuple[int, int]],
+        draws: Sequence[tuple[int, int]],
+        host: tuple[int, int],
+        owner: object,
+    ) -> Template:
+        """Return a graph that makes copies of this one again and again; see ``cgraph._loops``.
+
+        ``steps`` are the most that a replay makes, and those of an iteration. ``until`` is the
+        address of flags, how many there are, and the bytes of each; ``pieces`` are published, as
+        addresses and bytes; ``draws`` are the addresses of offsets and how far a step moves each;
+        ``host`` are the addresses of the two words and of the ring.
+        """
     @property
     def handle(self) -> int:
         """The raw graph."""

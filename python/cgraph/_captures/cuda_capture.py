@@ -60,6 +60,7 @@ class OpenCapture:
     results: Sequence[torch.Tensor] = ()
     goes_on: bool = False
     may_be_empty: bool = False
+    becomes: Callable[[_core.Template, Sequence[random_state.Draw]], _core.Template] | None = None
     _meter: Meter
     _history: _torch.AllocatorHistory | None = None
     _routes: Callable[[], object] | None = None
@@ -349,6 +350,8 @@ class OpenCapture:
                 # Newer torch's replay does not instantiate.
                 self._host.instantiate()
         is_copy = self._draws is None or (drawn and draws is None)
+        if self.becomes is not None:
+            template, is_copy = self.becomes(template, draws or ()), True
         self._retain_pools(template)
         inputs = None
         statics = self._options.statics
@@ -378,7 +381,8 @@ class OpenCapture:
             inputs=inputs,
             results=results,
             outputs=outputs,
-            generators=[(draw.generator, draw.step) for draw in draws or ()],
+            # A loop tells only when it has ended how far it has moved them.
+            generators=[(one.generator, 0 if self.becomes else one.step) for one in draws or ()],
             random_words=[draw.words for draw in draws or ()],
             retained=(self._handle, self._others, self._leases, self._host if drawn else None),
             outlives=self._keeps_pool() and not is_copy,

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use cg_core::{Condition, Node};
+use cg_core::{Address, Condition, Draws, LoopPlan, Node, Piece, Until};
 use pyo3::prelude::*;
 
 use super::Device;
@@ -46,6 +46,51 @@ impl Template {
     #[staticmethod]
     fn from_raw(device: &Device, handle: u64, owner: Py<PyAny>) -> Self {
         Self::new(raw::template(&device.core, handle, owner))
+    }
+
+    /// Return a graph that makes copies of this one again and again, and publishes what each has made.
+    ///
+    /// `steps` are the most that a replay makes, and those of an iteration. `until` is the address of flags, how many
+    /// there are, and the bytes of each. `pieces` are published, as addresses and bytes. `draws` are the addresses of
+    /// offsets and how far a step moves each. `host` are the addresses of the two words and of the ring. `owner` has all
+    /// that memory.
+    fn looped(
+        &self,
+        py: Python<'_>,
+        steps: (u32, u32),
+        until: Option<(u64, u32, u32)>,
+        pieces: Vec<(u64, u64)>,
+        draws: Vec<(u64, u64)>,
+        host: (u64, u64),
+        owner: Py<PyAny>,
+    ) -> PyResult<Self> {
+        let plan = LoopPlan {
+            most_steps: steps.0,
+            unroll: steps.1,
+            until: until.map(|(address, elements, element_bytes)| Until {
+                address: Address(address),
+                elements,
+                element_bytes,
+            }),
+            pieces: pieces
+                .into_iter()
+                .map(|(address, bytes)| Piece {
+                    address: Address(address),
+                    bytes,
+                })
+                .collect(),
+            draws: draws
+                .into_iter()
+                .map(|(offset, increment)| Draws {
+                    offset: Address(offset),
+                    increment,
+                })
+                .collect(),
+            host: Address(host.0),
+            ring: Address(host.1),
+        };
+        let core = detached(py, || raw::looped_template(&self.core, &plan, owner))?;
+        Ok(Self::new(core))
     }
 
     /// Return the raw graph.

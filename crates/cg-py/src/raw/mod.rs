@@ -32,8 +32,8 @@ use std::sync::Arc;
 
 use cg_core::saved::{Loaded, Names};
 use cg_core::{
-    Address, Delivery, Destination, Device, Error, Feed, GraphHandle, Memory, Outputs, Padding,
-    Result, Stream, StreamHandle, Template, Tracker,
+    Address, Delivery, Destination, Device, Error, Feed, GraphHandle, LoopPlan, Memory, Outputs,
+    Padding, Result, Stream, StreamHandle, Template, Tracker,
 };
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -99,6 +99,17 @@ pub(crate) fn loaded_template(loaded: &Loaded, name: &str, memory: &Names<'_>) -
     // touch what the saved graph touched, and `cgraph.saved` lets the template keep the memory of all names.
     let (template, _) = unsafe { loaded.template(name, memory) }?;
     Ok(template)
+}
+
+/// Return a loop of a step. `owner` has the memory that the plan names.
+pub(crate) fn looped_template(
+    step: &Template,
+    plan: &LoopPlan,
+    owner: Py<PyAny>,
+) -> Result<Template> {
+    // SAFETY: `cgraph._loops` gives addresses of tensors that `owner` has, with the bytes that they have, and a ring for
+    // all steps.
+    unsafe { Template::looped(step.device(), step, plan, Arc::new(owner)) }
 }
 
 /// Return the nodes of an open capture that no earlier look has returned.
