@@ -60,7 +60,8 @@ def loop(
         until: A tensor of booleans or integers: the loop ends once all of its elements are other
             than zero.
         emit: What each step publishes, one tensor or several; iterate over the run for them.
-        unroll: Steps between two decisions; up to ``unroll - 1`` further steps run and are dropped.
+        unroll: Steps between two decisions. Further steps than the last one of a run, up to
+            ``unroll - 1``, change the state, and publish nothing. ``"auto"`` makes none.
         pool: The pool of the capture, as for :class:`cgraph.graph`.
 
     Returns:
@@ -70,11 +71,13 @@ def loop(
         ArgumentError: An argument is not what was expected.
         CaptureError: The step cannot be captured.
     """
-    if unroll == "auto":
-        unroll = 1 if until is not None else _MOST_UNROLLED
-    for name, value in (("max_steps", max_steps), ("unroll", unroll)):
+    for name, value in (("max_steps", max_steps), ("unroll", 1 if unroll == "auto" else unroll)):
         if type(value) is not int or value < 1:
             raise ArgumentError(f"{name} is {value!r:.40}, expected a number, at least 1")
+    if unroll == "auto":
+        # So that no further step runs: the state is that after the last one.
+        most = 1 if until is not None else _MOST_UNROLLED
+        unroll = max(one for one in range(1, most + 1) if max_steps % one == 0)
     options = {"max_steps": max_steps, "until": until, "emit": emit, "unroll": unroll, "pool": pool}
     if step is None:
         return functools.partial(Loop, **options)
@@ -122,7 +125,9 @@ class Loop:
                 *(self._most, self._unroll, self._pool),
             )
             self._places = places
-        self._run = LoopRun(self._captured, state, is_single=not isinstance(self._emit, tuple | list))
+        self._run = LoopRun(
+            self._captured, state, is_single=not isinstance(self._emit, tuple | list)
+        )
         return self._run
 
     def _tensors(self, given: Any, state: Sequence[torch.Tensor]) -> list[torch.Tensor]:
