@@ -29,9 +29,6 @@ from cgraph.errors import ArgumentError, StateError
 
 __all__ = ["Loop", "LoopRun", "loop"]
 
-Where = "str | torch.Tensor"
-"""A tensor, or the name of the step's parameter that has it."""
-
 _MOST_UNROLLED = 16
 
 

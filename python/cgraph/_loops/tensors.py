@@ -33,7 +33,8 @@ def until_of(tensor: torch.Tensor | None) -> tuple[int, int, int] | None:
         return None
     if tensor.is_floating_point() or tensor.is_complex() or not tensor.is_contiguous():
         raise ArgumentError(
-            f"until is {tensor.dtype}, expected contiguous booleans or integers: compare in the step"
+            f"until is {tensor.dtype}, expected contiguous booleans or integers: compare in the"
+            " step"
         )
     if tensor.numel() == 0:
         raise ArgumentError("until has no elements, expected at least one")
