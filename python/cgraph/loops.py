@@ -16,9 +16,10 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, overload
+from typing import Any, Literal, TypeAlias, TypedDict, overload
 
 import torch
+from typing_extensions import Required, Unpack
 
 from cgraph import _driver
 from cgraph._driver import Pool
@@ -29,19 +30,36 @@ from cgraph.errors import ArgumentError, StateError
 
 __all__ = ["Loop", "LoopRun", "loop"]
 
+Named: TypeAlias = "str | torch.Tensor"
+"""A tensor, or the name of the step's parameter that has it."""
+
 _MOST_UNROLLED = 16
 
 
+class LoopOptions(TypedDict, total=False):
+    """The options of :func:`loop`, for type checkers."""
+
+    max_steps: Required[int]
+    until: Named | None
+    emit: Named | Sequence[Named] | None
+    unroll: int | Literal["auto"]
+    pool: Pool | None
+
+
 @overload
-def loop(step: None = None, **options: Any) -> Callable[[Callable[..., Any]], Loop]: ...
+def loop(
+    step: None = None, **options: Unpack[LoopOptions]
+) -> Callable[[Callable[..., Any]], Loop]: ...
 @overload
-def loop(step: Callable[..., Any], *state: torch.Tensor, **options: Any) -> LoopRun: ...
+def loop(
+    step: Callable[..., Any], *state: torch.Tensor, **options: Unpack[LoopOptions]
+) -> LoopRun: ...
 def loop(
     step: Callable[..., Any] | None = None,
     *state: torch.Tensor,
     max_steps: int,
-    until: str | torch.Tensor | None = None,
-    emit: str | torch.Tensor | Sequence[str | torch.Tensor] | None = None,
+    until: Named | None = None,
+    emit: Named | Sequence[Named] | None = None,
     unroll: int | Literal["auto"] = "auto",
     pool: Pool | None = None,
 ) -> Any:
@@ -75,10 +93,10 @@ def loop(
         # So that no further step runs: the state is that after the last one.
         most = 1 if until is not None else _MOST_UNROLLED
         unroll = max(one for one in range(1, most + 1) if max_steps % one == 0)
-    options = {"max_steps": max_steps, "until": until, "emit": emit, "unroll": unroll, "pool": pool}
-    if step is None:
-        return functools.partial(Loop, **options)
-    return Loop(step, **options)(*state)
+    made = functools.partial(
+        Loop, max_steps=max_steps, until=until, emit=emit, unroll=unroll, pool=pool
+    )
+    return made if step is None else made(step)(*state)
 
 
 class Loop:
@@ -92,8 +110,8 @@ class Loop:
         step: Callable[..., Any],
         *,
         max_steps: int,
-        until: str | torch.Tensor | None,
-        emit: Any,
+        until: Named | None,
+        emit: Named | Sequence[Named] | None,
         unroll: int,
         pool: Pool | None,
     ) -> None:

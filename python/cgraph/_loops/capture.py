@@ -51,9 +51,10 @@ def capture_loop(
         CaptureError: It cannot be captured.
     """
     flags, driver = until_of(until), _driver.current()
-    made, draws = CUDAGraph(), []
+    made = CUDAGraph()
+    draws: list[tuple[torch.Generator, int]] = []
 
-    def make(one: torch.Tensor | _core.Template, found: Sequence[Any]) -> _core.Template:
+    def make(one: _core.Template, found: Sequence[Any]) -> _core.Template:
         draws.extend((draw.generator, draw.step) for draw in found)
         host = emitted.header.data_ptr(), emitted.ring.data_ptr()
         offsets = [(draw.words[1], draw.step) for draw in found]

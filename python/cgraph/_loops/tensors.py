@@ -42,7 +42,7 @@ def until_of(tensor: torch.Tensor | None) -> tuple[int, int, int] | None:
 
 
 class Emitted:
-    """What steps publish, and the memory of the host for all of them.
+    """The tensors that steps publish, and the memory of the host for all steps.
 
     Attributes:
         tensors: What is published.
