@@ -86,15 +86,15 @@ def loop(
         ArgumentError: An argument is not what was expected.
         CaptureError: The step cannot be captured.
     """
-    for name, value in (("max_steps", max_steps), ("unroll", 1 if unroll == "auto" else unroll)):
+    steps = 1 if unroll == "auto" else unroll
+    for name, value in (("max_steps", max_steps), ("unroll", steps)):
         if type(value) is not int or value < 1:
             raise ArgumentError(f"{name} is {value!r:.40}, expected a number, at least 1")
-    if unroll == "auto":
+    if unroll == "auto" and until is None:
         # So that no further step runs: the state is that after the last one.
-        most = 1 if until is not None else _MOST_UNROLLED
-        unroll = max(one for one in range(1, most + 1) if max_steps % one == 0)
+        steps = max(one for one in range(1, _MOST_UNROLLED + 1) if max_steps % one == 0)
     made = functools.partial(
-        Loop, max_steps=max_steps, until=until, emit=emit, unroll=unroll, pool=pool
+        Loop, max_steps=max_steps, until=until, emit=emit, unroll=steps, pool=pool
     )
     return made if step is None else made(step)(*state)
 
