@@ -59,10 +59,8 @@ def named_by(
             _add_codes(codes, [*found, *_methods_of(kinds)], callees=True)
         if settings and walk.modules:
             kinds = dict.fromkeys(map(type, walk.modules))
-            found = [one for one in _methods_of(kinds, of_library=True)]
-            codes |= {
-                one.__code__: one.__globals__ for one in (_torch.caller_of_forwards(), *found)
-            }
+            found = [_torch.caller_of_forwards(), *_methods_of(kinds, of_library=True)]
+            codes |= {one.__code__: one.__globals__ for one in found}
         if len(codes) == known:
             return walk
 
@@ -115,5 +113,7 @@ def functions_in(value: Any) -> list[types.FunctionType]:
         found = [value.__func__]
     elif isinstance(value, functools.cached_property):
         found = [value.func]
-    inside = [vars(one).get("__wrapped__") for one in found if hasattr(one, "__wrapped__")]
+    # Only of what Python makes: other objects may run code when they are asked.
+    around = types.FunctionType, functools._lru_cache_wrapper
+    inside = [vars(one).get("__wrapped__") for one in found if isinstance(one, around)]
     return [one for one in (*found, *inside) if isinstance(one, types.FunctionType)]
