@@ -316,6 +316,10 @@ class Cause(Enum):
         "call cgraph.record_images(unless=path) before the first CUDA work, and read"
         " docs/guides/saved.md",
     )
+    LOOP_STEP = _told(
+        "cannot be the body of a loop, so that the host makes each step",
+        "let the step do all its work on the device, and change its tensors in place",
+    )
     MANY_SHAPES = _told(
         "has a tensor of another shape in each call, each of which needs a graph of its own",
         "give sizes= so that calls share graphs, or write into a tensor of one size, with"

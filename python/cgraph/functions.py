@@ -26,6 +26,7 @@ from cgraph._graphed.cache import Keys
 from cgraph._graphed.method import Binding
 from cgraph._graphed.miss import Answers, Replay
 from cgraph._graphed.options import Guarded, Options, Pad, SideEffects
+from cgraph._graphed.recorded import Recorded
 from cgraph._graphed.static_memory import lock_of
 from cgraph._padding.sizes import PaddedSizes
 from cgraph._source import place_of_function
@@ -316,6 +317,13 @@ class GraphedFunction(Binding, Generic[P, R_co]):
                 self._answers.clear()
             finally:
                 self._is_frozen = False
+
+    def _captured_for(self, args: Sequence[Any]) -> Recorded | None:
+        """Return the graph that a call with these arguments would replay now; None without."""
+        with self._lock:
+            call = self._answers.taken(tuple(args), {})
+            with call.on_device():
+                return self._answers.captured_for(call)
 
     def _miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Serve a call that fits no native entry."""

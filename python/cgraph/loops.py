@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeAlias, TypedDict, overload
 
@@ -22,18 +23,29 @@ import torch
 from typing_extensions import Required, Unpack
 
 from cgraph import _driver
+from cgraph._captures.busy import is_busy
 from cgraph._driver import Pool
-from cgraph._loops.capture import capture_loop
+from cgraph._explanation.findings import failed_by
+from cgraph._graphed.recorded import Recorded
+from cgraph._loops.capture import CapturedLoop, capture_loop, reason_against
+from cgraph._loops.launched import Launched
+from cgraph._loops.report import LoopReport
 from cgraph._loops.run import LoopRun
-from cgraph._loops.tensors import Emitted, require_state
-from cgraph.errors import ArgumentError, StateError
+from cgraph._loops.stepwise import Stepwise
+from cgraph._loops.tensors import Emitted, Until, in_place, require_state
+from cgraph._reason import Reason
+from cgraph.errors import ArgumentError, CaptureError, CgraphWarning, StateError
+from cgraph.functions import graphed
+from cgraph.graphs import graph_pool_handle
 
-__all__ = ["Loop", "LoopRun", "loop"]
+__all__ = ["Loop", "LoopReport", "LoopRun", "loop"]
 
 Named: TypeAlias = "str | torch.Tensor"
 """A tensor, or the name of the step's parameter that has it."""
 
 _MOST_UNROLLED = 16
+# Of tensors that a step takes without names.
+_MOST_STATE = 64
 
 
 class LoopOptions(TypedDict, total=False):
@@ -65,8 +77,12 @@ def loop(
 ) -> Any:
     """Repeat a step on the device until it is done; the host does nothing between steps.
 
-    The step is called eagerly once, what it wrote is put back, and it is captured. It changes its
-    tensors in place, or returns the next ones, which are copied back.
+    The step changes its tensors in place, or returns the next ones, which are copied back. It is
+    observed, captured and compared as by :func:`cgraph.graphed`: Python runs three times, what it
+    writes is put back, and later runs capture again where a value that the step reads has changed.
+    No gradients are recorded. A step that cannot be captured, or that the driver cannot repeat, is
+    made by the host, as often as it takes; a warning names the line and the fix, and so does
+    ``run.report``.
 
     Args:
         step: Called with the state. Without it, a decorator is returned that makes a :class:`Loop`.
@@ -84,7 +100,12 @@ def loop(
 
     Raises:
         ArgumentError: An argument is not what was expected.
-        CaptureError: The step cannot be captured.
+        StateError: It is called inside a capture.
+        Exception: The step raised it.
+
+    Random numbers are those of as many calls. Until the run is over, generators stand where
+    ``max_steps`` steps would leave them, and then behind the last one. The state is to be left
+    alone, on other streams, until :meth:`LoopRun.result` has returned.
     """
     steps = 1 if unroll == "auto" else unroll
     for name, value in (("max_steps", max_steps), ("unroll", steps)):
@@ -100,10 +121,7 @@ def loop(
 
 
 class Loop:
-    """A step that each call repeats by one launch; made by :func:`loop` as a decorator.
-
-    A call with the same tensors as the one before, in the same places, launches what was captured.
-    """
+    """A step that each call repeats by one launch; made by :func:`loop` as a decorator."""
 
     def __init__(
         self,
@@ -116,49 +134,133 @@ class Loop:
         pool: Pool | None,
     ) -> None:
         self.__wrapped__ = step
-        self._most, self._unroll, self._pool = max_steps, unroll, pool
+        self._most, self._unroll = max_steps, unroll
         self._until, self._emit = until, emit
-        self._captured: Any = None
-        self._places: Any = None
-        self._run: LoopRun | None = None
+        self._pool = graph_pool_handle() if pool is None else pool
+        self._names = _names_of(step)
+        self._step = graphed(
+            in_place(step), outputs="static", static_args=self._names, pool=self._pool
+        )
+        # Values that the step reads make graphs of their own.
+        self._loops: weakref.WeakKeyDictionary[Recorded, CapturedLoop] = weakref.WeakKeyDictionary()
+        self._captures = 0
+        self._against: Reason | None = None
+        self._work: Launched | Stepwise | None = None
+        self._run: weakref.ref[LoopRun] | None = None
 
     def __call__(self, *state: torch.Tensor) -> LoopRun:
         """Begin a run.
 
         Raises:
-            StateError: The run before is not over.
+            ArgumentError: The state, or what is published, is not what was expected.
+            StateError: The run before is not over, or this is inside a capture.
         """
-        if self._run is not None and not self._run.is_over:
-            raise StateError("a run while another one of the loop is under way: wait for result()")
-        require_state(state, _driver.current().device_type)
-        places = [(one.data_ptr(), one.shape, one.stride(), one.dtype) for one in state]
-        if places != self._places:
-            emitted = Emitted(self._tensors(self._emit, state), self._most)
-            until = self._tensors(self._until, state)
-            self._captured = capture_loop(
-                *(self.__wrapped__, state, emitted, until[0] if until else None),
-                *(self._most, self._unroll, self._pool),
+        if is_busy() or _driver.current().is_capturing():
+            raise StateError("a loop was to begin inside a capture, and cannot be part of one")
+        if self._work is not None and not self._work.look():
+            if self._run is not None and self._run() is not None:
+                raise StateError("another run of the loop is under way: wait for its result()")
+            self._work.wait()
+        require_state(state)
+        emitted = self._tensors(self._emit, state)
+        until = [Until(one) for one in self._tensors(self._until, state)]
+        with torch.no_grad():
+            captured = self._captured(state, emitted, until[0] if until else None)
+        if captured is not None:
+            self._work = Launched(captured)
+        else:
+            flags = until[0].tensor if until else None
+            self._work = Stepwise(self._one(state), emitted, flags, self._most)
+        is_single = not isinstance(self._emit, tuple | list)
+        report = self.report()
+        run = LoopRun(self._work, state, emits=bool(emitted), is_single=is_single, report=report)
+        self._run = weakref.ref(run)
+        return run
+
+    def report(self) -> LoopReport:
+        """Report how the steps of the last run were made, and why."""
+        return LoopReport.of(self._step.__qualname__, self._unroll, self._captures, self._against)
+
+    def _captured(
+        self, state: Sequence[torch.Tensor], emitted: Sequence[torch.Tensor], until: Until | None
+    ) -> CapturedLoop | None:
+        """Return a loop of the step as it is now; None if the host makes the steps."""
+        if self._against is not None:
+            return None
+        try:
+            recorded = self._recorded(state)
+        except CaptureError as error:
+            self._refuse(failed_by(error))
+            return None
+        found: CapturedLoop | Reason | None = self._loops.get(recorded)
+        found = found or reason_against(recorded)
+        if found is None:
+            found = capture_loop(
+                self._one(state),
+                state,
+                Emitted(emitted, self._most),
+                until,
+                most_steps=self._most,
+                unroll=self._unroll,
+                pool=self._pool,
             )
-            self._places = places
-        self._run = LoopRun(
-            self._captured, state, is_single=not isinstance(self._emit, tuple | list)
-        )
-        return self._run
+            self._captures += 1
+        if isinstance(found, Reason):
+            self._refuse(found)
+            return None
+        self._loops[recorded] = found
+        return found
+
+    def _recorded(self, state: Sequence[torch.Tensor]) -> Recorded:
+        """Return a graph of the step whose guards hold now."""
+        recorded = self._step._captured_for(state)
+        if recorded is None:
+            self._step.capture(*state, progress=False)
+            recorded = self._step._captured_for(state)
+        if recorded is None:
+            raise CaptureError(
+                f"{self._step.__qualname__} changes what it reads: its graph fits no later call"
+            )
+        return recorded
+
+    def _refuse(self, reason: Reason) -> None:
+        """Let the host make the steps from now on."""
+        self._against = reason
+        reason.warn("The host makes each step of the loop", CgraphWarning)
+
+    def _one(self, state: Sequence[torch.Tensor]) -> Callable[[], object]:
+        """Return a function that makes a step."""
+
+        @torch.no_grad()
+        def step() -> None:
+            self._step(*state)
+
+        return step
 
     def _tensors(self, given: Any, state: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return the tensors that are given by themselves, or by the names of parameters."""
         if given is None:
             return []
-        names = list(inspect.signature(self.__wrapped__).parameters)
         found = []
         for one in given if isinstance(given, tuple | list) else [given]:
             if isinstance(one, torch.Tensor):
                 found.append(one)
-            elif one in names[: len(state)]:
-                found.append(state[names.index(one)])
+            elif one in self._names[: len(state)]:
+                found.append(state[self._names.index(one)])
             else:
                 raise ArgumentError(
                     f"{one!r:.40} is no tensor, and none of the step's parameters:"
-                    f" {', '.join(names)}"
+                    f" {', '.join(self._names)}"
                 )
         return found
+
+
+def _names_of(step: Callable[..., Any]) -> list[str]:
+    """Return the names of a step's parameters; those of ``*state`` have numbers."""
+    try:
+        parameters = inspect.signature(step).parameters.values()
+    except (TypeError, ValueError):  # some functions of C have none
+        return [f"args[{place}]" for place in range(_MOST_STATE)]
+    names = [one.name for one in parameters if one.kind != one.VAR_POSITIONAL]
+    rest = [one.name for one in parameters if one.kind == one.VAR_POSITIONAL]
+    return [*names, *(f"{one}[{place}]" for one in rest for place in range(_MOST_STATE))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 import cgraph
-from cgraph.errors import ArgumentError, CaptureError, StateError
+from cgraph.errors import ArgumentError, CgraphWarning, StateError
 from lab import Lab, fresh
 
 
@@ -105,21 +106,44 @@ def test_several_tensors_are_published_with_their_types(lab: Lab) -> None:
         assert torch.equal(value, torch.full((3, 2), 2.0 ** (number + 1), dtype=torch.float16))
 
 
-def test_a_loop_is_captured_once_for_the_same_tensors(lab: Lab) -> None:
-    calls = []
-
+def test_a_loop_is_captured_once_for_each_place_of_its_tensors(lab: Lab) -> None:
     @cgraph.loop(max_steps=3)
     def step(x: Tensor) -> None:
-        calls.append(1)
         x.add_(1)
 
     x, y = torch.zeros(4, device=lab.device), torch.zeros(4, device=lab.device)
     for _ in range(3):
         step(x).result()
-    assert len(calls) == 2
+    assert step.report().captures == 1
     step(y).result()
-    assert len(calls) == 4
-    assert (x[0].item(), y[0].item()) == (9, 3)
+    step(x).result()
+    assert step.report().captures == 2
+    assert (x[0].item(), y[0].item()) == (12, 3)
+
+
+def test_a_value_that_the_step_reads_counts_in_each_run(lab: Lab) -> None:
+    class Scale:
+        factor = 2.0
+
+        def __call__(self, x: Tensor) -> None:
+            x.mul_(self.factor)
+
+    scale = Scale()
+    looped = cgraph.loop(max_steps=2)(scale)
+    x = torch.ones(4, device=lab.device)
+    for factor, expected in ((2.0, 4), (3.0, 36), (2.0, 144)):
+        scale.factor = factor
+        looped(x).result()
+        assert x[0].item() == expected
+    assert looped.report().captures == 2
+
+
+def test_state_that_changes_places_is_copied_back_right(lab: Lab) -> None:
+    x, y = fresh(lab, 4), fresh(lab, 4)
+    one, other = x.clone(), y.clone()
+    cgraph.loop(lambda x, y: (y, x), x, y, max_steps=3).result()
+    assert torch.equal(x, other)
+    assert torch.equal(y, one)
 
 
 def test_a_stopped_run_ends_after_an_iteration(lab: Lab) -> None:
@@ -181,11 +205,111 @@ def test_an_error_of_the_step_comes_out_and_leaves_the_state(lab: Lab) -> None:
         cgraph.loop(fails, x, max_steps=3)
     assert not x.any()
 
-    def reads(x: Tensor) -> None:
-        x.add_(float(x.sum()))
 
-    with pytest.raises(CaptureError):
-        cgraph.loop(reads, x, max_steps=3)
+def reads(x: Tensor) -> None:
+    x.add_(float(x.sum()))
+
+
+@cgraph.eager_break
+def doubled(x: Tensor) -> None:
+    x.mul_(2)
+
+
+def breaks(x: Tensor) -> None:
+    x.add_(1)
+    doubled(x)
+
+
+class Assigns:
+    last: Tensor | None = None
+
+    def __call__(self, x: Tensor) -> None:
+        x.add_(1)
+        self.last = x * 2
+
+
+class Counts:
+    count = 0
+
+    def __call__(self, x: Tensor) -> None:
+        self.count += 1
+        x.add_(self.count)
+
+
+@pytest.mark.parametrize(
+    ("make", "text", "code"),
+    [
+        (lambda: reads, "reads a value on the host", "CG-HOST-READ"),
+        (lambda: breaks, "it breaks at doubled", "CG-LOOP-STEP"),
+        (Assigns, "it assigns self.last", "CG-LOOP-STEP"),
+        (Counts, "changes self.count", "CG-CAPTURE-FAILED"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::cgraph.errors.EagerWarning")
+def test_the_host_makes_the_steps_that_a_loop_cannot_hold(
+    lab: Lab, make: Any, text: str, code: str
+) -> None:
+    expected, plain = torch.ones(2, device=lab.device), make()
+    values = []
+    for _ in range(6):
+        plain(expected)
+        values.append(expected.cpu().clone())
+    x = torch.ones(2, device=lab.device)
+    done = torch.zeros(1, dtype=torch.bool, device=lab.device)
+    with pytest.warns(CgraphWarning, match=f"{text}.*The host makes each step of the loop"):
+        run = cgraph.loop(make(), x, max_steps=6, emit="x", until=done)
+    assert alike([*run], values)
+    assert torch.equal(run.result()[0], expected)
+    assert (run.steps, run.report.how, run.report.code) == (6, "steps", code)
+    assert text in str(run.report)
+
+
+def test_steps_of_the_host_end_by_the_flag_by_stop_and_with_tasks(lab: Lab) -> None:
+    def step(x: Tensor, done: Tensor) -> None:
+        doubled(x)
+        done.copy_(x > 10)
+
+    async def collected(run: Any) -> list[float]:
+        return [one.item() async for one in run]
+
+    looped = cgraph.loop(max_steps=6, emit="x", until="done")(step)
+    x = torch.ones(1, device=lab.device)
+    done = torch.zeros(1, dtype=torch.bool, device=lab.device)
+    with pytest.warns(CgraphWarning, match="it breaks at doubled"):
+        run = looped(x, done)
+    assert asyncio.run(collected(run)) == [2, 4, 8, 16]
+    x.fill_(1)
+    run = looped(x, done)
+    assert next(iter(run)).item() == 2
+    run.stop()
+    assert [*run] == []
+    assert (run.steps, run.result()[0].item()) == (1, 2)
+
+
+def test_a_run_waits_for_the_end_of_one_that_was_dropped_and_refuses_beside_another(
+    lab: Lab,
+) -> None:
+    @cgraph.loop(max_steps=4, emit="x")
+    def step(x: Tensor) -> None:
+        doubled(x)
+
+    x = torch.ones(1, device=lab.device)
+    with pytest.warns(CgraphWarning, match="it breaks at doubled"):
+        run = step(x)
+    values = iter(run)
+    next(values)
+    with pytest.raises(StateError, match="another run of the loop is under way"):
+        step(x)
+    del run, values
+    gc.collect()
+    assert len([*step(x)]) == 4
+
+
+def test_a_loop_does_not_begin_inside_a_capture(lab: Lab) -> None:
+    x = torch.ones(4, device=lab.device)
+    with pytest.raises(StateError, match="a loop was to begin inside a capture"):
+        with cgraph.graph(cgraph.CUDAGraph()):
+            cgraph.loop(lambda x: x + 1, x, max_steps=2)
 
 
 def test_a_loop_of_a_paused_pool_is_refused(lab: Lab) -> None:

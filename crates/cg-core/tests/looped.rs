@@ -6,8 +6,8 @@ mod support;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use cg_core::{
-    Address, Device, Draws, Error, HostMemory, InstantiateFlags, LoopPlan, Memory, Piece, Result,
-    Sim, Stream, Template, Until, Work,
+    Address, Device, Draws, Error, Event, HostMemory, InstantiateFlags, LoopPlan, Memory, Piece,
+    Result, Sim, Stream, Template, Until, Work,
 };
 
 use support::kernels::Kernels;
@@ -192,7 +192,19 @@ fn a_plan_that_cannot_be_is_refused() {
             "{plan:?}"
         );
     }
-    counted.step.add(&Work::host(|| {}), &[]).unwrap();
-    let template = counted.looped(&plan).unwrap();
-    assert!(template.instantiate(InstantiateFlags::default()).is_err());
+}
+
+#[test]
+fn a_step_with_a_node_that_no_body_takes_is_refused_by_its_kind() {
+    let counted = Counted::new();
+    let plan = counted.plan(3, 1);
+    let refused = |counted: &Counted| counted.looped(&plan).unwrap_err().to_string();
+    let node = counted.step.add(&Work::host(|| {}), &[]).unwrap();
+    let text = refused(&counted);
+    assert!(text.contains("of the step is a host function"), "{text}");
+    counted.step.remove(node).unwrap();
+    let event = Event::new(&counted.device).unwrap();
+    counted.step.add_event_record(&event, &[]).unwrap();
+    let text = refused(&counted);
+    assert!(text.contains("of the step is an event"), "{text}");
 }

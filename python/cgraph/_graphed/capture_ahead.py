@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 from cgraph import _driver
@@ -18,7 +18,7 @@ from cgraph._graphed.observe import observe
 from cgraph._graphed.record import BrokenError, Capture
 from cgraph._graphed.size_capture import UnlikeError
 from cgraph._operators.rollback import Rollback
-from cgraph._operators.snapshots import RandomSnapshot, storage_snapshot
+from cgraph._operators.snapshots import RandomSnapshot, StorageSnapshot, storage_snapshot
 from cgraph._python.assignments import Assignments
 from cgraph._python.guards import Guards
 from cgraph._python.named_objects import named_by
@@ -48,18 +48,19 @@ def capture_ahead(
     call = call.replaced(call.tensors)
     try:
         if like is None:
-            _observe(answers, key, call)
+            written = _observe(answers, key, call)
         else:
+            written = None
             key.shown = like
         assert key.shown is not None
         if (against := key.shown.reason_against) is not None:
             raise against.error(f"{answers.name} cannot be captured")
         known = len(answers.reads.copied)
-        captured, placed = _captured(answers, key, call, like)
+        captured, placed = _captured(answers, key, call, like, written)
         if len(answers.reads.copied) > known and captured.shown is not None:
             captured.discard()
             key.shown = captured.shown.now(answers.reads, call)
-            captured, placed = _captured(answers, key, call, like)
+            captured, placed = _captured(answers, key, call, like, written)
         if captured.refusal is not None:
             captured.finish = None
             captured.discard()
@@ -87,19 +88,24 @@ def capture_ahead(
 
 
 def _captured(
-    answers: Answers, key: Key, call: Call, like: Observation | None
+    answers: Answers,
+    key: Key,
+    call: Call,
+    like: Observation | None,
+    written: Sequence[StorageSnapshot] | None,
 ) -> tuple[Capture, Call]:
     """Capture a call, with the tensors at places that replays copy; return that call as well."""
     assert key.shown is not None
     placed = call.with_placed(key.shown.guards)
-    with put_back(key.shown, copies=like is None):
+    with put_back(key.shown, copies=like is None, written=written):
         captured = answers.captures.capture(key, placed, is_sized=like is not None)
     if captured.refusal is not None or captured.difference is not None:
         captured.put_back()
     return captured, placed
 
 
-def _observe(answers: Answers, key: Key, call: Call) -> None:
+def _observe(answers: Answers, key: Key, call: Call) -> list[StorageSnapshot]:
+    """Observe a call, and put back what it wrote; return what that was, breaks included."""
     driver = _driver.current()
     rollback = Rollback(is_capturing=driver.is_capturing)
     args, kwargs = call.arguments(call.tensors)
@@ -113,6 +119,7 @@ def _observe(answers: Answers, key: Key, call: Call) -> None:
     try:
         with rollback, busy():
             _, key.shown = observe(answers.reads, call, args, kwargs)
+        written = rollback.storages
     finally:
         rollback.undo()
         state.put_back()
@@ -125,21 +132,26 @@ def _observe(answers: Answers, key: Key, call: Call) -> None:
             " first: call it once"
         )
     key.shown = key.shown.now(answers.reads, call)
+    return written
 
 
 @contextmanager
-def put_back(shown: Observation, *, copies: bool = True) -> Iterator[None]:
+def put_back(
+    shown: Observation, *, copies: bool = True, written: Sequence[StorageSnapshot] | None = None
+) -> Iterator[None]:
     """Restore random states, and the tensors that captures write, at the end of a block.
 
-    Without ``copies`` nothing is written, or another block restores it.
+    Without ``copies`` nothing is written, or another block restores it. ``written`` is what an
+    earlier call wrote and has put back, the work of breaks included.
     """
-    before = [storage_snapshot(*one) for one in (shown.trace.written() if copies else ())]
+    if written is None:
+        written = [storage_snapshot(*one) for one in (shown.trace.written() if copies else ())]
     gradients = LeafGradients(shown.guards.leaves if shown.uses_gradients else ())
     with ExitStack() as undo:
         # Each of these runs whatever the others raise, the last one first.
         undo.callback(RandomSnapshot(shown.generators).put_back)
         undo.callback(gradients.put_back)
-        for one in before:
+        for one in written:
             undo.callback(one.rewind)
         if copies:
             undo.callback(_driver.current().synchronize)

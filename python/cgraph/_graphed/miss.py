@@ -197,6 +197,13 @@ class Answers:
             key = self.new_key(family, call, changes)
         return family, key, call
 
+    def captured_for(self, call: Call) -> Recorded | None:
+        """Return the graph without gradients that a call would replay now; None without."""
+        _, key, call = self.key_of(call)
+        recorded = key.recorded
+        holds = recorded is not None and self._holds(key, call)
+        return recorded if holds and isinstance(recorded, Recorded) else None
+
     def require_fit(self, call: Call) -> None:
         """Raise Python's error for arguments that the function cannot be called with."""
         args, kwargs = call.arguments(call.tensors)

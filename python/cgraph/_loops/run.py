@@ -4,111 +4,94 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
 import torch
 
-from cgraph import _driver
-from cgraph._loops.capture import CapturedLoop
+from cgraph._loops.launched import Launched
+from cgraph._loops.report import LoopReport
+from cgraph._loops.stepwise import Stepwise
 
 __all__ = ["LoopRun"]
-
-# Seconds between two looks at a loop that has published nothing new.
-_PAUSE = 20e-6
 
 
 class LoopRun:
     """A run that has begun: iterate over it, also with ``async for``, for what each step publishes.
 
-    Without ``emit`` the iteration gives the numbers of the steps. What is published waits for a
-    slow consumer. The state may be read once :meth:`result` has returned.
+    The values are tensors on the host, one a step, or a tuple where several tensors are published;
+    without ``emit`` they are the numbers of the steps. All wait for a slow consumer. A run that is
+    dropped before its end is stopped.
+
+    Attributes:
+        report: How the loop makes its steps.
     """
 
     def __init__(
-        self, loop: CapturedLoop, state: Sequence[torch.Tensor], *, is_single: bool
+        self,
+        work: Launched | Stepwise,
+        state: Sequence[torch.Tensor],
+        *,
+        emits: bool,
+        is_single: bool,
+        report: LoopReport,
     ) -> None:
-        self._loop, self._state, self._is_single = loop, tuple(state), is_single
-        self._seen, self._is_settled = 0, False
-        self._driver = _driver.current()
-        self._header = loop.emitted.header
-        self._header.zero_()
-        self._offsets = [generator.get_offset() for generator, _ in loop.draws]
-        loop.graph.replay()
-        self._event: Any = None
-        if self._driver.device_type == "cuda":
-            self._event = torch.cuda.Event()
-            self._event.record()
+        self._work, self._state = work, tuple(state)
+        self._emits, self._is_single = emits, is_single
+        self._seen = 0
+        self._waiting: deque[Any] = deque()
+        self.report = report
 
     @property
     def steps(self) -> int:
         """The number of steps that were made so far."""
-        return int(self._header[0])
+        return self._work.steps
 
     @property
     def is_over(self) -> bool:
-        """True if the loop has ended."""
-        if self._is_settled:
-            return True
-        if self._event is None:
-            self._driver.synchronize()
-        elif not self._event.query():
-            return False
-        self._settle()
-        return True
+        """True if the loop has ended; where the host makes the steps, each look makes one."""
+        return self._work.look()
 
     def stop(self) -> None:
-        """Let the loop end after the present iteration."""
-        self._header[1] = 1
+        """Let the loop end after the present iteration, and return at once."""
+        self._work.stop()
 
     def result(self) -> tuple[torch.Tensor, ...]:
         """Wait for the end; return the state."""
-        if self._event is not None:
-            self._event.synchronize()
-        while not self.is_over:
-            time.sleep(_PAUSE)
+        self._work.wait()
         return self._state
 
     def __iter__(self) -> Iterator[Any]:
         """Yield what each step has published, as it comes."""
-        while (value := self._next()) is not _END:
-            if value is _WAIT:
-                time.sleep(_PAUSE)
+        while not self._has_ended():
+            if self._waiting:
+                yield self._waiting.popleft()
             else:
-                yield value
+                time.sleep(self._work.pause())
 
     async def __aiter__(self) -> AsyncIterator[Any]:
         """Yield what each step has published, as it comes."""
-        while (value := self._next()) is not _END:
-            if value is _WAIT:
-                await asyncio.sleep(_PAUSE)
+        while not self._has_ended():
+            if self._waiting:
+                yield self._waiting.popleft()
             else:
-                yield value
+                await asyncio.sleep(self._work.pause())
 
     def __del__(self) -> None:
-        """Let a loop end that nobody waits for; its memory stays until it has."""
-        if not self._is_settled:
-            self.stop()
+        """Stop a run that nobody waits for."""
+        self._work.drop()
 
-    def _next(self) -> Any:
+    def _has_ended(self) -> bool:
+        """Take what is new; return whether there is nothing left, nor will be."""
+        if self._waiting:
+            return False
         # First, as the last steps may come between the two looks.
-        is_over = self.is_over
-        if self._seen < self.steps:
-            self._seen += 1
-            return self._value(self._seen - 1)
-        return _END if is_over else _WAIT
-
-    def _value(self, step: int) -> Any:
-        if not self._loop.emitted.tensors:
-            return step
-        found = self._loop.emitted.values(step)
-        return found[0] if self._is_single else tuple(found)
-
-    def _settle(self) -> None:
-        """Move the generators as far as the steps have drawn."""
-        self._is_settled = True
-        for (generator, step), offset in zip(self._loop.draws, self._offsets, strict=True):
-            generator.set_offset(offset + step * self.steps)
-
-
-_END, _WAIT = object(), object()
+        is_over = self._work.look()
+        begin, self._seen = self._seen, self._work.steps
+        if not self._emits:
+            self._waiting.extend(range(begin, self._seen))
+        elif self._seen > begin:
+            found = self._work.values(begin, self._seen)
+            self._waiting.extend(one[0] if self._is_single else tuple(one) for one in found)
+        return is_over and not self._waiting

@@ -472,7 +472,7 @@ class Places:
         wrapped, has_run = attributes.get("__wrapped__"), id(code) in self._ran
         if wrapped is not None and (has_run or is_library(code.co_filename)):
             # It may be the user's, and this one a decorator of a library's.
-            self._callable(wrapped, name)
+            self._callable(wrapped, "self")
         if not has_run:
             return
         self.found.append(Place(-1, ("root", function), ("function", function), name, function))

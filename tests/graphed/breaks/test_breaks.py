@@ -165,3 +165,18 @@ def test_two_functions_that_call_each_other_spoil_nothing(lab: Lab) -> None:
             expected = one(x)
             first, second = graphs
             assert torch.equal(first(x), expected)
+
+
+def test_a_capture_ahead_puts_back_what_a_break_has_written(lab: Lab) -> None:
+    @cgraph.eager_break
+    def count(total: Tensor) -> None:
+        total.add_(1)
+
+    def function(x: Tensor, total: Tensor) -> Tensor:
+        count(total)
+        return x + 1
+
+    x, total = fresh(lab, 4), torch.zeros(4, device=lab.device)
+    graphed = cgraph.graphed(function, static_args="total").capture(x, total)
+    assert not total.any()
+    assert torch.equal(graphed(x, total), x + 1)

@@ -207,3 +207,14 @@ def test_the_cell_of_a_function_under_a_decorator_of_torchs_is_guarded(
 
     (cell,) = scaled.__closure__ or ()
     alike_after(lab, decorate(scaled), *sets(cell, "cell_contents", 5.0, 7.0))
+
+
+def test_the_attributes_of_an_object_under_a_decorator_of_torchs_are_guarded(lab: Lab) -> None:
+    class Scale:
+        factor = 2.0
+
+        def __call__(self, x: Tensor) -> Tensor:
+            return x * self.factor
+
+    scale = Scale()
+    alike_after(lab, torch.no_grad()(scale), *sets(scale, "factor", 5.0, 7.0))

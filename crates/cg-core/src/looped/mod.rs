@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::device::Device;
 use crate::driver::handle::Address;
 use crate::driver::owned::relaxed;
-use crate::driver::spec::{NodeSpec, WorkSpec};
+use crate::driver::spec::{NodeDetail, NodeSpec, WorkSpec};
 use crate::error::{Error, Result};
 use crate::memory::Memory;
 use crate::retain::Retained;
@@ -139,7 +139,7 @@ impl Template {
     /// Before a replay both words of the host are zero.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a plan that cannot be, and what the driver reports.
+    /// [`Error::Invalid`] for a plan that cannot be, and for a node that the driver does not repeat; what it reports.
     ///
     /// # Safety
     /// All addresses of the plan are mapped for what is read and written there, as long as `owner`, and the ring has
@@ -152,6 +152,7 @@ impl Template {
         owner: Retained,
     ) -> Result<Self> {
         plan.require_valid()?;
+        step.require_repeatable()?;
         let kernel = device.load_once(STEP_END, || {
             // Loading is no reason to break a capture of another thread.
             relaxed(&**device.driver(), || {
@@ -182,5 +183,30 @@ impl Template {
         }
         template.retain(Arc::new((kernel, state, owner)));
         Ok(template)
+    }
+
+    /// Raise unless a body takes all nodes.
+    fn require_repeatable(&self) -> Result<()> {
+        for (place, node) in self.nodes()?.into_iter().enumerate() {
+            let found = match self.detail(node)? {
+                NodeDetail::Kernel { .. }
+                | NodeDetail::Memcpy { .. }
+                | NodeDetail::Memset { .. }
+                | NodeDetail::Empty
+                | NodeDetail::Child(_) => continue,
+                NodeDetail::Host { .. } => "a host function",
+                NodeDetail::EventRecord(_) | NodeDetail::EventWait(_) => "an event",
+                NodeDetail::MemAlloc { .. } | NodeDetail::MemFree { .. } => "memory of the graph",
+                NodeDetail::Conditional { .. } => "a conditional node",
+                _ => "of another kind",
+            };
+            let expected = "a kernel, a copy, a memset, an empty node or a child graph";
+            return Err(Error::invalid(
+                format!("node {place} of the step"),
+                &found,
+                expected,
+            ));
+        }
+        Ok(())
     }
 }

@@ -1,0 +1,102 @@
+"""Runs that one launch makes."""
+
+from __future__ import annotations
+
+import atexit
+import time
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from cgraph import _driver
+from cgraph._loops.capture import CapturedLoop
+
+__all__ = ["Launched"]
+
+# Seconds between two looks, at least and at most; between, a part of the time since the launch.
+_SHORTEST, _LONGEST, _PART = 20e-6, 1e-3, 1 / 16
+
+_living: weakref.WeakSet[Launched] = weakref.WeakSet()
+# Dropped runs that may not have ended: the device writes to their memory.
+_dropped: list[Launched] = []
+
+
+class Launched:
+    """The steps of a run that one launch makes; they are under way from the beginning."""
+
+    def __init__(self, loop: CapturedLoop) -> None:
+        self._loop = loop
+        self._driver = _driver.current()
+        self._header = loop.emitted.header
+        self._header.zero_()
+        self._is_over = False
+        self._begin = time.perf_counter()
+        self._draws = [(one, one.get_offset(), step) for one, step in loop.draws]
+        loop.graph.replay()
+        for generator, offset, step in self._draws:
+            # Nobody else draws these numbers meanwhile.
+            generator.set_offset(offset + step * loop.most_steps)
+        self._event: Any = None
+        if self._driver.device_type == "cuda":
+            self._event = torch.cuda.Event(blocking=True)
+            self._event.record()
+        _living.add(self)
+
+    @property
+    def steps(self) -> int:
+        """The number of steps that were made so far."""
+        return int(self._header[0])
+
+    def look(self) -> bool:
+        """Return whether the run has ended."""
+        if not self._is_over:
+            if self._event is None:
+                self._driver.synchronize()
+            elif not self._event.query():
+                return False
+            self._end()
+        return True
+
+    def wait(self) -> None:
+        """Return when the run has ended."""
+        if self._event is not None:
+            self._event.synchronize()
+        self.look()
+
+    def stop(self) -> None:
+        """Let the run end after the present iteration."""
+        self._header[1] = 1
+
+    def drop(self) -> None:
+        """End a run that nobody waits for; its memory stays until it has."""
+        _dropped[:] = [one for one in _dropped if not one.look()]
+        if not self._is_over:
+            self.stop()
+            _dropped.append(self)
+
+    def values(self, begin: int, end: int) -> Sequence[Any]:
+        """Return what each of some steps has published."""
+        return self._loop.emitted.values(begin, end)
+
+    def pause(self) -> float:
+        """Return the seconds until the next look."""
+        return min(_LONGEST, max(_SHORTEST, (time.perf_counter() - self._begin) * _PART))
+
+    def _end(self) -> None:
+        """Let the generators stand behind the steps that were made, unless others have drawn."""
+        self._is_over = True
+        for generator, offset, step in self._draws:
+            if generator.get_offset() == offset + step * self._loop.most_steps:
+                generator.set_offset(offset + step * self.steps)
+
+
+@atexit.register
+def _end_all() -> None:
+    """Let all runs end, and wait for them, before the interpreter destroys their memory."""
+    for one in list(_living):
+        one.stop()
+    for one in list(_living):
+        one.wait()
+    _dropped.clear()
