@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 BUNDLE := dist/bundle
 EXAMPLES := first_graph update hooks embed_cudarc
-KERNELS := crates/cg-core/src/transfer/inputs crates/cg-core/src/transfer/outputs crates/cg-core/src/looped/step_end crates/cg-core/tests/contract/kernels
+KERNELS := crates/cg-core/src/transfer/inputs crates/cg-core/src/transfer/outputs crates/cg-core/src/looped/loop crates/cg-core/tests/contract/kernels
 
 .PHONY: demo test lint build package ptx docs deny miri gpu-bundle clean
 

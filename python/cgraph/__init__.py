@@ -100,6 +100,7 @@ __all__ = [
     "trees",
     "view",
     "weak_ref",
+    "when",
 ]
 __version__ = _version()
 
@@ -121,6 +122,7 @@ _ON_FIRST_USE = {
     "save": "cgraph.saved",
     "view": "cgraph.viewer",
     "weak_ref": "cgraph.weak_refs",
+    "when": "cgraph.loops",
 }
 
 if _TYPE_CHECKING:
@@ -132,7 +134,7 @@ if _TYPE_CHECKING:
     from cgraph.functions import graphed, report
     from cgraph.graph_ladder import GraphLadder
     from cgraph.ledger import memory
-    from cgraph.loops import loop
+    from cgraph.loops import loop, when
     from cgraph.saved import load, load_kernels, record_images, save
     from cgraph.segments import SegmentedGraph
     from cgraph.viewer import view
@@ -145,9 +147,13 @@ else:
             return _import_module(f"cgraph.{name}")
         if name not in _ON_FIRST_USE:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        found = getattr(_import_module(_ON_FIRST_USE[name]), name)
-        globals()[name] = found
-        return found
+        module = _ON_FIRST_USE[name]
+        found = _import_module(module)
+        # All of its names: a step that is the first to use one would change it.
+        globals().update(
+            {one: getattr(found, one) for one, of in _ON_FIRST_USE.items() if of == module}
+        )
+        return globals()[name]
 
     def __dir__() -> list[str]:
         """Return all names, also those that are imported on first use."""

@@ -252,21 +252,21 @@ class Template:
     @staticmethod
     def from_raw(device: Device, handle: int, owner: object) -> Template:
         """Return a template for a graph of someone else, who is kept as long as the result."""
+    @staticmethod
     def looped(
-        self,
+        step: Sequence[tuple[Template, tuple[int, int, int] | None, Sequence[tuple[int, int]]]],
         steps: tuple[int, int],
         until: tuple[int, int, int] | None,
         pieces: Sequence[tuple[int, int]],
-        draws: Sequence[tuple[int, int]],
-        host: tuple[int, int],
-        owner: object,
+        host: tuple[int, int, object],
     ) -> Template:
-        """Return a graph that makes copies of this one again and again; see ``cgraph._loops``.
+        """Return a graph that makes a step again and again; see ``cgraph._loops``.
 
-        ``steps`` are the most that a replay makes, and those of an iteration. ``until`` is the
-        address of flags, how many there are, and the bytes of each; ``pieces`` are published, as
-        addresses and bytes; ``draws`` are the addresses of offsets and how far a step moves each;
-        ``host`` are the addresses of the two words and of the ring.
+        ``step`` are its parts: a graph, the flags without which it does not run, and the addresses
+        of the offsets that it moves, and how far. Flags are the address of the first, how many
+        there are, and the bytes of each. ``steps`` are the most that a replay makes, and those of
+        an iteration. ``until`` are flags that end it; ``pieces`` are published, as addresses and
+        bytes; ``host`` are the addresses of the words and of the ring, and what has all of it.
         """
     @property
     def handle(self) -> int:

@@ -96,14 +96,11 @@ class OpenCapture(Protocol):
         goes_on: True if another capture resumes this one, and has the bytes of both; set before the
             end.
         may_be_empty: True if a capture without a node is no mistake: it is one of several segments.
-        becomes: Makes the template that is kept of the captured one and its draws; None if that is
-            kept itself. Set before the end.
     """
 
     results: Sequence[Any]
     goes_on: bool
     may_be_empty: bool
-    becomes: Callable[[_core.Template, Sequence[Any]], _core.Template] | None
 
     @property
     def pool(self) -> Handle:

@@ -29,16 +29,18 @@ from cgraph._explanation.findings import failed_by
 from cgraph._graphed.recorded import Recorded
 from cgraph._loops.capture import CapturedLoop, capture_loop, reason_against
 from cgraph._loops.launched import Launched
+from cgraph._loops.parts import when
 from cgraph._loops.report import LoopReport
 from cgraph._loops.run import LoopRun
 from cgraph._loops.stepwise import Stepwise
-from cgraph._loops.tensors import Emitted, Until, in_place, require_state
+from cgraph._loops.tensors import Emitted, Flags, in_place, require_state
 from cgraph._reason import Reason
+from cgraph.cudagraph import CUDAGraph
 from cgraph.errors import ArgumentError, CaptureError, CgraphWarning, StateError
 from cgraph.functions import graphed
-from cgraph.graphs import graph_pool_handle
+from cgraph.graphs import graph
 
-__all__ = ["Loop", "LoopReport", "LoopRun", "loop"]
+__all__ = ["Loop", "LoopReport", "LoopRun", "loop", "when"]
 
 Named: TypeAlias = "str | torch.Tensor"
 """A tensor, or the name of the step's parameter that has it."""
@@ -136,11 +138,8 @@ class Loop:
         self.__wrapped__ = step
         self._most, self._unroll = max_steps, unroll
         self._until, self._emit = until, emit
-        self._pool = graph_pool_handle() if pool is None else pool
         self._names = _names_of(step)
-        self._step = graphed(
-            in_place(step), outputs="static", static_args=self._names, pool=self._pool
-        )
+        self._step = graphed(in_place(step), static_args=self._names, pool=pool)
         # Values that the step reads make graphs of their own.
         self._loops: weakref.WeakKeyDictionary[Recorded, CapturedLoop] = weakref.WeakKeyDictionary()
         self._captures = 0
@@ -163,7 +162,7 @@ class Loop:
             self._work.wait()
         require_state(state)
         emitted = self._tensors(self._emit, state)
-        until = [Until(one) for one in self._tensors(self._until, state)]
+        until = [Flags(one) for one in self._tensors(self._until, state)]
         with torch.no_grad():
             captured = self._captured(state, emitted, until[0] if until else None)
         if captured is not None:
@@ -182,7 +181,7 @@ class Loop:
         return LoopReport.of(self._step.__qualname__, self._unroll, self._captures, self._against)
 
     def _captured(
-        self, state: Sequence[torch.Tensor], emitted: Sequence[torch.Tensor], until: Until | None
+        self, state: Sequence[torch.Tensor], emitted: Sequence[torch.Tensor], until: Flags | None
     ) -> CapturedLoop | None:
         """Return a loop of the step as it is now; None if the host makes the steps."""
         if self._against is not None:
@@ -202,7 +201,8 @@ class Loop:
                 until,
                 most_steps=self._most,
                 unroll=self._unroll,
-                pool=self._pool,
+                pool=recorded.pool,
+                stream=graph(CUDAGraph()).capture_stream,
             )
             self._captures += 1
         if isinstance(found, Reason):

@@ -305,6 +305,62 @@ def test_a_run_waits_for_the_end_of_one_that_was_dropped_and_refuses_beside_anot
     assert len([*step(x)]) == 4
 
 
+@pytest.mark.parametrize("unroll", [1, 4])
+def test_a_part_of_a_step_runs_where_its_flags_are_set(lab: Lab, unroll: int) -> None:
+    def step(x: Tensor, total: Tensor) -> None:
+        x.add_(1)
+        half = x // 2
+
+        def add(total: Tensor) -> None:
+            total.add_(x * 2 + half)
+
+        cgraph.when(x % 3 == 0, add, total)
+        total.add_(half)
+        cgraph.when(total > 30, lambda total: total.sub_(30), total)
+
+    def numbers() -> tuple[Tensor, Tensor]:
+        return tuple(torch.zeros(2, dtype=torch.long, device=lab.device) for _ in range(2))  # type: ignore[return-value]
+
+    expected, values = numbers(), []
+    for _ in range(12):
+        step(*expected)
+        values.append(expected[1].cpu().clone())
+    state = numbers()
+    run = cgraph.loop(step, *state, max_steps=12, emit="total", unroll=unroll)
+    assert alike([*run], values)
+    assert run.report.how == "launch"
+    assert alike(state, expected)
+
+
+def test_a_condition_inside_another_one_is_made_by_the_host(lab: Lab) -> None:
+    def inner(x: Tensor) -> None:
+        cgraph.when(x > 3, lambda x: x.add_(10), x)
+
+    def step(x: Tensor) -> None:
+        x.add_(1)
+        cgraph.when(x > 2, inner, x)
+
+    x = torch.zeros(1, dtype=torch.long, device=lab.device)
+    with pytest.warns(CgraphWarning, match="a condition inside another one"):
+        run = cgraph.loop(step, x, max_steps=5)
+    assert run.result()[0].item() == 25
+
+
+def test_a_graphed_function_leaves_conditions_to_the_host(lab: Lab) -> None:
+    @cgraph.graphed
+    def function(x: Tensor, total: Tensor) -> Tensor:
+        cgraph.when(x > 0, lambda total: total.add_(x), total)
+        return x + total
+
+    total = torch.zeros(1, device=lab.device)
+    for value in (1.0, 2.0, -4.0, 3.0):
+        x = torch.full((1,), value, device=lab.device)
+        before = total.clone()
+        result = function(x, total)
+        assert torch.equal(total, before + max(value, 0))
+        assert torch.equal(result, x + total)
+
+
 def test_a_loop_does_not_begin_inside_a_capture(lab: Lab) -> None:
     x = torch.ones(4, device=lab.device)
     with pytest.raises(StateError, match="a loop was to begin inside a capture"):

@@ -6,8 +6,8 @@ mod support;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use cg_core::{
-    Address, Device, Draws, Error, Event, HostMemory, InstantiateFlags, LoopPlan, Memory, Piece,
-    Result, Sim, Stream, Template, Until, Work,
+    Address, Device, Draws, Error, Event, Flags, HostMemory, InstantiateFlags, LoopPlan, Memory,
+    Part, Piece, Result, Sim, Stream, Template, Work,
 };
 
 use support::kernels::Kernels;
@@ -16,6 +16,8 @@ use support::{bytes, memory, sim_from};
 /// Memory that stands for the host's, at [`HOST`]: two words, and then the ring.
 static HOST_BYTES: Mutex<Vec<u8>> = Mutex::new(Vec::new());
 const HOST: u64 = 0x10_0000;
+/// Bytes before the ring: two words of four bytes, and four of eight.
+const HEADER: usize = 40;
 /// One test at a time has it.
 static TURN: Mutex<()> = Mutex::new(());
 
@@ -46,7 +48,7 @@ impl Counted {
             HOST_BYTES.lock().unwrap()[place..][..from.len()].copy_from_slice(from);
         };
         let (_, device) = sim_from(Sim::builder().host_memory(HostMemory { read, write }));
-        *HOST_BYTES.lock().unwrap() = vec![0; 8 + 4 * 100];
+        *HOST_BYTES.lock().unwrap() = vec![0; HEADER + 4 * 100];
         let kernels = Kernels::load(&device);
         let (number, one) = (memory(&device, &[0]), memory(&device, &[1]));
         let step = Template::new(&device).unwrap();
@@ -66,29 +68,37 @@ impl Counted {
         LoopPlan {
             most_steps,
             unroll,
-            until: Some(Until {
-                address: self.done.address(),
-                elements: 4,
-                element_bytes: 1,
-            }),
+            until: Some(flags(&self.done)),
             pieces: vec![Piece {
                 address: self.number.address(),
                 bytes: 4,
             }],
-            draws: vec![Draws {
-                offset: self.offset.address(),
-                increment: 4,
-            }],
             host: Address(HOST),
-            ring: Address(HOST + 8),
+            ring: Address(HOST + HEADER as u64),
         }
     }
 
     fn looped(&self, plan: &LoopPlan) -> Result<Template> {
+        let part = Part {
+            template: &self.step,
+            only_if: None,
+            draws: vec![self.draws(4)],
+        };
+        self.looped_of(&[part], plan)
+    }
+
+    fn draws(&self, increment: u64) -> Draws {
+        Draws {
+            offset: self.offset.address(),
+            increment,
+        }
+    }
+
+    fn looped_of(&self, step: &[Part<'_>], plan: &LoopPlan) -> Result<Template> {
         // SAFETY: the memory of the plan lives as long as the test, and the ring has room for 100 steps.
         #[expect(unsafe_code, reason = "the test vouches for its memory")]
         unsafe {
-            Template::looped(&self.device, &self.step, plan, Arc::new(()))
+            Template::looped(&self.device, step, plan, Arc::new(()))
         }
     }
 
@@ -105,8 +115,21 @@ impl Counted {
             .map(|one| u32::from_le_bytes(*one))
             .collect();
         let steps = words[0];
-        (steps, words[2..][..steps as usize].to_vec())
+        (steps, words[HEADER / 4..][..steps as usize].to_vec())
     }
+}
+
+fn flags(memory: &Memory) -> Flags {
+    Flags {
+        address: memory.address(),
+        elements: 4,
+        element_bytes: 1,
+    }
+}
+
+/// Return the first random state's offset after the last step, as the host sees it.
+fn offset_of_host() -> u64 {
+    u64::from_le_bytes(*HOST_BYTES.lock().unwrap()[8..].first_chunk().unwrap())
 }
 
 fn word(memory: &Memory) -> u32 {
@@ -122,6 +145,7 @@ fn a_loop_makes_the_most_steps_and_publishes_each() {
         assert_eq!(counted.replayed(&template), (8, (1..=8).collect()));
         assert_eq!(word(&counted.number), 8);
         assert_eq!(word(&counted.offset), 100 + 8 * 4);
+        assert_eq!(offset_of_host(), 100 + 8 * 4);
     }
 }
 
@@ -181,10 +205,6 @@ fn a_plan_that_cannot_be_is_refused() {
             pieces: vec![plan.pieces[0]; 9],
             ..plan.clone()
         },
-        LoopPlan {
-            draws: vec![plan.draws[0]; 5],
-            ..plan.clone()
-        },
     ];
     for plan in wrong {
         assert!(
@@ -192,6 +212,60 @@ fn a_plan_that_cannot_be_is_refused() {
             "{plan:?}"
         );
     }
+}
+
+#[test]
+fn a_part_runs_where_its_flags_are_set_and_each_draws_behind_the_one_before() {
+    for (flags_set, unroll) in [([1, 1, 1, 1], 1), ([1, 0, 1, 1], 1), ([1, 1, 1, 1], 4)] {
+        let counted = Counted::new();
+        let if_set = memory(&counted.device, &[0]);
+        if_set.write(&flags_set).unwrap();
+        let is_set = flags_set == [1; 4];
+        let kernels = Kernels::load(&counted.device);
+        let ten = memory(&counted.device, &[10]);
+        let more = Template::new(&counted.device).unwrap();
+        more.add(&kernels.axpy(1, &ten, &counted.number), &[])
+            .unwrap();
+        let part = |template, only_if, increment| Part {
+            template,
+            only_if,
+            draws: vec![counted.draws(increment)],
+        };
+        let step = [
+            part(&counted.step, None, 4),
+            part(&more, Some(flags(&if_set)), 100),
+            part(&counted.step, None, 8),
+        ];
+        let template = counted.looped_of(&step, &counted.plan(6, unroll)).unwrap();
+        let (each, moved) = if is_set { (12, 112) } else { (2, 12) };
+        let expected = (1..=6).map(|step| step * each).collect();
+        assert_eq!(counted.replayed(&template), (6, expected));
+        // What is dropped draws, and moves nothing.
+        assert_eq!(word(&counted.offset), 100 + 6 * moved);
+        assert_eq!(offset_of_host(), u64::from(100 + 6 * moved));
+    }
+}
+
+#[test]
+fn a_loop_may_draw_from_four_random_states() {
+    let counted = Counted::new();
+    let others: Vec<Memory> = (0..4).map(|_| memory(&counted.device, &[0, 0])).collect();
+    let draws = |count| {
+        let states = others.iter().chain([&counted.offset]).take(count);
+        let draws = states.map(|state| Draws {
+            offset: state.address(),
+            increment: 4,
+        });
+        vec![Part {
+            template: &counted.step,
+            only_if: None,
+            draws: draws.collect(),
+        }]
+    };
+    let plan = counted.plan(3, 1);
+    assert!(counted.looped_of(&draws(4), &plan).is_ok());
+    let text = counted.looped_of(&draws(5), &plan).unwrap_err().to_string();
+    assert_eq!(text, "draws is 5, expected at most 4");
 }
 
 #[test]

@@ -55,10 +55,12 @@ class Session:
         flows: The flows of gradients through the breaks, one for each.
         keeps: True if the segments keep their templates.
         annotates: True if the origin of each node is recorded.
+        are_parts: True if the segments become parts of another graph.
     """
 
     keeps = False
     annotates = False
+    are_parts = False
 
     def __init__(
         self,
@@ -103,6 +105,7 @@ class Session:
             # In a backward pass torch runs each node in the modes in which the pass began.
             resumes=self._last,
             is_weighed=True,
+            is_part=self.are_parts,
         )
         for generator in self.generators:
             segment.register_generator_state(generator)

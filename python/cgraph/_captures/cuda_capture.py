@@ -60,7 +60,6 @@ class OpenCapture:
     results: Sequence[torch.Tensor] = ()
     goes_on: bool = False
     may_be_empty: bool = False
-    becomes: Callable[[_core.Template, Sequence[random_state.Draw]], _core.Template] | None = None
     _meter: Meter
     _history: _torch.AllocatorHistory | None = None
     _routes: Callable[[], object] | None = None
@@ -350,13 +349,13 @@ class OpenCapture:
                 # Newer torch's replay does not instantiate.
                 self._host.instantiate()
         is_copy = self._draws is None or (drawn and draws is None)
-        if self.becomes is not None:
-            template, is_copy = self.becomes(template, draws or ()), True
         self._retain_pools(template)
         inputs = None
         statics = self._options.statics
-        if statics or draws:
-            words = [word for draw in draws or () for word in draw.words]
+        # A part of another graph leaves it to that one to fill the words.
+        filled = () if self._options.is_part else draws or ()
+        if statics or filled:
+            words = [word for draw in filled for word in draw.words]
             inputs = _core.Inputs(template, _torch.tensor_reader(), list(statics), words)
         results = outputs = None
         if self.results:
@@ -381,8 +380,7 @@ class OpenCapture:
             inputs=inputs,
             results=results,
             outputs=outputs,
-            # A loop tells only when it has ended how far it has moved them.
-            generators=[(one.generator, 0 if self.becomes else one.step) for one in draws or ()],
+            generators=[(draw.generator, draw.step) for draw in draws or ()],
             random_words=[draw.words for draw in draws or ()],
             retained=(self._handle, self._others, self._leases, self._host if drawn else None),
             outlives=self._keeps_pool() and not is_copy,

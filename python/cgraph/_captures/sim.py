@@ -63,7 +63,6 @@ class OpenCapture:
     results: Sequence[torch.Tensor] = ()
     goes_on: bool = False
     may_be_empty: bool = False
-    becomes: Callable[[_core.Template, Sequence[Any]], _core.Template] | None = None
 
     def __init__(
         self,
@@ -136,8 +135,6 @@ class OpenCapture:
         self._end_recording()
         template = self._finish_capture()
         footprint = self._meter.finish(_no_workspaces, self._handle.mem_pool.recorded)
-        if self.becomes is not None:
-            template = self.becomes(template, ())
         template.retain_pool(self._handle.mem_pool._core)
         for other in self._simulator.pools.known.values():
             is_own = other is self._handle.mem_pool

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
-from cgraph import _core
+from cgraph import _core, _driver, _torch
 from cgraph._captures.busy import busy
-from cgraph._driver import Pool
+from cgraph._driver import Captured, Pool
 from cgraph._graphed.recorded import Recorded
-from cgraph._loops.tensors import Emitted, Until
+from cgraph._loops.parts import PartsSession, is_condition
+from cgraph._loops.tensors import Emitted, Flags
 from cgraph._reason import Reason
 from cgraph.causes import Cause
 from cgraph.cudagraph import CUDAGraph
-from cgraph.errors import ArgumentError, CgraphError, InstantiateError
-from cgraph.graphs import graph
+from cgraph.errors import ArgumentError, CaptureError, InstantiateError
+from cgraph.segments import SegmentedGraph
 
 __all__ = ["CapturedLoop", "capture_loop", "reason_against"]
 
@@ -29,20 +29,19 @@ class CapturedLoop:
     Attributes:
         graph: The graph of the loop.
         emitted: What it publishes.
-        most_steps: The most steps of a run.
-        draws: The generators that a step draws from, and how far it moves their offsets.
+        draws: The generators that steps draw from, and how far a run moves their offsets at most.
     """
 
     graph: CUDAGraph
     emitted: Emitted
-    most_steps: int
     draws: Sequence[tuple[torch.Generator, int]]
 
 
 def reason_against(recorded: Recorded) -> Reason | None:
     """Return why a captured step cannot be the body of a loop; None if it can."""
-    if recorded.breaks:
-        return _of_step(f"it breaks at {recorded.breaks[0]}")
+    breaks = [one for one in recorded.breaks if not is_condition(one)]
+    if breaks:
+        return _of_step(f"it breaks at {breaks[0]}")
     if recorded.assign.targets:
         return _of_step(f"it assigns {recorded.assign.targets[0].name}")
     if recorded.leaves_more:
@@ -56,11 +55,12 @@ def capture_loop(
     step: Callable[[], object],
     state: Sequence[torch.Tensor],
     emitted: Emitted,
-    until: Until | None,
+    until: Flags | None,
     *,
     most_steps: int,
     unroll: int,
-    pool: Pool | None,
+    pool: Pool,
+    stream: object,
 ) -> CapturedLoop | Reason:
     """Capture a step that has been captured before, as the body of a loop.
 
@@ -72,40 +72,79 @@ def capture_loop(
         most_steps: The most steps of a run.
         unroll: Steps of an iteration.
         pool: The pool of the capture.
+        stream: The stream of the capture.
 
     Returns:
         The loop; or the reason why the driver does not take the step as a body.
     """
-    made = CUDAGraph()
-    draws: list[tuple[torch.Generator, int]] = []
-    failed: list[CgraphError] = []
-
-    def make(one: _core.Template, found: Sequence[Any]) -> _core.Template:
-        draws.extend((draw.generator, draw.step) for draw in found)
-        host = emitted.header.data_ptr(), emitted.ring.data_ptr()
-        offsets = [(draw.words[1], draw.step) for draw in found]
-        flags = None if until is None else until.address
-        owner = (one, emitted, until, *state)
-        try:
-            return one.looped((most_steps, unroll), flags, emitted.pieces(), offsets, host, owner)
-        except CgraphError as error:
-            failed.append(error)
-            # The capture ends well, and its graph goes.
-            return one
-
+    session = PartsSession(stream, pool)
     try:
-        with torch.no_grad(), busy(), graph(made, pool=pool):
-            assert made._capture is not None
-            made._capture.becomes = make
-            step()
+        with torch.no_grad(), busy():
+            parts, _ = SegmentedGraph._made(session, step, ())
+    except CaptureError as error:
+        return _of_step(str(error))
+    # Only the last one may be empty.
+    segments = [one for one in parts.segments if one._nodes]
+    captured = [one._captured for one in segments]
+    if not captured:
+        return _of_step("it has no work on the device")
+    if any(one is not None and one.random_step is not None for one in captured):
+        return _of_step(f"this torch, {torch.__version__}, does not tell where its random state is")
+    draws: dict[tuple[int, int], tuple[torch.Generator, int]] = {}
+    given = []
+    for place, (segment, one) in enumerate(zip(segments, captured, strict=True)):
+        assert one is not None
+        moved = []
+        for words, (generator, offset) in zip(one.random_words, one.generators, strict=True):
+            moved.append((words[1], offset))
+            known = draws.get(words, (generator, 0))
+            draws[words] = known[0], known[1] + offset
+        only_if = session.conditions.get(place)
+        given.append((segment._template, None if only_if is None else only_if.address, moved))
+    owner = parts, session.conditions, emitted, until, *state
+    host = emitted.header.data_ptr(), emitted.ring.data_ptr(), owner
+    flags = None if until is None else until.address
+    try:
+        template = _core.Template.looped(given, (most_steps, unroll), flags, emitted.pieces(), host)
+    except ArgumentError as error:
+        return _of_step(str(error))
+    made = _graph_of(template, segments, list(draws), [one for one, _ in draws.values()])
+    try:
+        made.instantiate()
     except InstantiateError as error:
         return _of_step(str(error))
-    for one in failed:
-        made.reset()
-        if isinstance(one, ArgumentError):
-            return _of_step(str(one))
-        raise one
-    return CapturedLoop(made, emitted, most_steps, draws)
+    most = [(generator, offset * most_steps) for generator, offset in draws.values()]
+    return CapturedLoop(made, emitted, most)
+
+
+def _graph_of(
+    template: _core.Template,
+    parts: Sequence[CUDAGraph],
+    words: Sequence[tuple[int, int]],
+    generators: Sequence[torch.Generator],
+) -> CUDAGraph:
+    """Return the graph of a loop, whose replays fill the words of random states."""
+    last = parts[-1]._captured
+    assert last is not None
+    inputs = None
+    if words:
+        flat = [word for pair in words for word in pair]
+        inputs = _core.Inputs(template, _torch.tensor_reader(), [], flat)
+    made = CUDAGraph()
+    captured = Captured(
+        template,
+        pools=[*dict.fromkeys(pool for part in parts for pool in part.pools())],
+        current=last.current,
+        ordinal=last.ordinal,
+        inputs=inputs,
+        # A run tells only when it has ended how far it has moved them.
+        generators=[(generator, 0) for generator in generators],
+        random_words=words,
+        retained=tuple(parts),
+        footprint=last.footprint,
+    )
+    made._hold(captured, _driver.current())
+    return made
 
 
 def _of_step(text: str) -> Reason:

@@ -33,11 +33,11 @@ class Launched:
         self._header.zero_()
         self._is_over = False
         self._begin = time.perf_counter()
-        self._draws = [(one, one.get_offset(), step) for one, step in loop.draws]
         loop.graph.replay()
-        for generator, offset, step in self._draws:
-            # Nobody else draws these numbers meanwhile.
-            generator.set_offset(offset + step * loop.most_steps)
+        # Nobody else draws these numbers meanwhile.
+        self._reserved = [one.get_offset() + most for one, most in loop.draws]
+        for (generator, _), offset in zip(loop.draws, self._reserved, strict=True):
+            generator.set_offset(offset)
         self._event: Any = None
         if self._driver.device_type == "cuda":
             self._event = torch.cuda.Event(blocking=True)
@@ -87,9 +87,10 @@ class Launched:
     def _end(self) -> None:
         """Let the generators stand behind the steps that were made, unless others have drawn."""
         self._is_over = True
-        for generator, offset, step in self._draws:
-            if generator.get_offset() == offset + step * self._loop.most_steps:
-                generator.set_offset(offset + step * self.steps)
+        found = zip(self._loop.draws, self._reserved, self._loop.emitted.offsets, strict=False)
+        for (generator, _), reserved, offset in found:
+            if generator.get_offset() == reserved:
+                generator.set_offset(offset)
 
 
 @atexit.register

@@ -10,7 +10,7 @@ import torch
 from cgraph import _driver, _torch
 from cgraph.errors import ArgumentError
 
-__all__ = ["Emitted", "Until", "in_place", "require_state"]
+__all__ = ["Emitted", "Flags", "in_place", "require_state"]
 
 _MOST_EMITTED = 8
 
@@ -62,22 +62,22 @@ def in_place(step: Callable[..., Any]) -> Callable[..., None]:
     return stepped
 
 
-class Until:
-    """The tensor that ends a loop once all of its elements are other than zero.
+class Flags:
+    """A tensor that counts once all of its elements are other than zero.
 
     Attributes:
         tensor: The tensor.
         address: Its address, the number of its elements, and the bytes of each.
     """
 
-    def __init__(self, tensor: torch.Tensor) -> None:
+    def __init__(self, tensor: torch.Tensor, *, name: str = "until") -> None:
         if tensor.is_floating_point() or tensor.is_complex() or not tensor.is_contiguous():
             raise ArgumentError(
-                f"until is {tensor.dtype}, expected contiguous booleans or integers: compare in the"
-                " step"
+                f"{name} is {tensor.dtype}, expected contiguous booleans or integers: compare in"
+                " the step"
             )
         if tensor.numel() == 0:
-            raise ArgumentError("until has no elements, expected at least one")
+            raise ArgumentError(f"{name} has no elements, expected at least one")
         self.tensor = tensor
         self.address = tensor.data_ptr(), tensor.numel(), tensor.element_size()
 
@@ -87,7 +87,8 @@ class Emitted:
 
     Attributes:
         tensors: What is published.
-        header: Two words: how many steps are there, and whether the loop is to stop.
+        header: Two words: how many steps are there, and whether the loop is to stop; then four of
+            eight bytes, for the offsets of random states after the last step.
         ring: The bytes of each step, one after the other.
     """
 
@@ -99,9 +100,14 @@ class Emitted:
                 raise ArgumentError(f"emit has a tensor with strides {one.stride()}, expected none")
         self.tensors = list(tensors)
         pins = _driver.current().device_type == "cuda"
-        self.header = torch.zeros(2, dtype=torch.int32, pin_memory=pins)
+        self.header = torch.zeros(10, dtype=torch.int32, pin_memory=pins)
         size = max(1, sum(one.nbytes for one in tensors))
         self.ring = torch.empty(steps, size, dtype=torch.uint8, pin_memory=pins)
+
+    @property
+    def offsets(self) -> list[int]:
+        """The offsets of random states after the last step."""
+        return [int(one) for one in self.header[2:].view(torch.int64)]
 
     def pieces(self) -> list[tuple[int, int]]:
         """Return address and bytes of each tensor."""

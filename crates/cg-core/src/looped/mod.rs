@@ -1,18 +1,21 @@
 //! Loops of a step: a template whose one launch makes all steps, publishes what each has made, and ends by itself.
 
+mod parameters;
 mod simulate;
 
 use std::sync::Arc;
 
+use crate::body::Body;
 use crate::device::Device;
 use crate::driver::handle::Address;
 use crate::driver::owned::relaxed;
-use crate::driver::spec::{NodeDetail, NodeSpec, WorkSpec};
+use crate::driver::spec::{Dim3, NodeDetail, NodeSpec, WorkSpec};
 use crate::error::{Error, Result};
 use crate::memory::Memory;
+use crate::node::Node;
 use crate::retain::Retained;
 use crate::template::Template;
-use crate::work::{Module, Work};
+use crate::work::{Function, Module, Work};
 
 pub(crate) use simulate::register;
 
@@ -20,18 +23,22 @@ pub(crate) use simulate::register;
 const MOST_PIECES: usize = 8;
 /// The most random states that a step may draw from.
 const MOST_OFFSETS: usize = 4;
-/// Threads of the kernel that ends a step.
+/// Threads of the kernels.
 const THREADS: u32 = 256;
-/// The name of that kernel.
+/// The kernel at the end of a step.
 const STEP_END: &str = "cg_step_end";
-/// It is made from the source beside it.
-const PTX: &str = include_str!("step_end.ptx");
-/// Bytes of its state: the number of steps that were made, and whether the loop is over.
+/// The one at the end of a part that is not the last.
+const PART_END: &str = "cg_part_end";
+/// The one that lets a part run.
+const DECIDE: &str = "cg_decide";
+/// They are made from the source beside it.
+const PTX: &str = include_str!("loop.ptx");
+/// Bytes of their state: the number of steps that were made, and whether the loop is over.
 const STATE_BYTES: u64 = 8;
 
-/// Elements that end a loop once all of them are other than zero.
+/// Elements that count once all of them are other than zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Until {
+pub struct Flags {
     /// The first element.
     pub address: Address,
     /// The number of elements, one after the other.
@@ -49,13 +56,24 @@ pub struct Piece {
     pub bytes: u64,
 }
 
-/// A random state that a step draws from.
+/// A random state that a part of a step draws from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Draws {
     /// The word with its offset.
     pub offset: Address,
-    /// How far a step moves it.
+    /// How far the part moves it.
     pub increment: u64,
+}
+
+/// A part of a step, of which each comes after the one before.
+#[derive(Debug, Clone)]
+pub struct Part<'a> {
+    /// What it does.
+    pub template: &'a Template,
+    /// It runs only where these are set; none for a part of each step.
+    pub only_if: Option<Flags>,
+    /// The random states that it draws from.
+    pub draws: Vec<Draws>,
 }
 
 /// What a loop does around its steps.
@@ -66,13 +84,12 @@ pub struct LoopPlan {
     /// The steps of one iteration: the loop ends at the end of one, and the steps behind its last one are dropped.
     pub unroll: u32,
     /// Ends the loop.
-    pub until: Option<Until>,
+    pub until: Option<Flags>,
     /// The memory that each step publishes, at most 8 pieces.
     pub pieces: Vec<Piece>,
-    /// The random states that each step draws from, at most 4.
-    pub draws: Vec<Draws>,
-    /// Two 32-bit words of the host, which the device reaches: how many steps are there, which the loop writes, and
-    /// whether it is to stop, which the host writes.
+    /// 40 bytes of the host, which the device reaches. Two 32-bit words: how many steps are there, which the loop
+    /// writes, and whether it is to stop, which the host writes. Then four 64-bit words, for the offsets of random
+    /// states after the last step, in the order in which parts name them first.
     pub host: Address,
     /// Memory of the host, which the device reaches: the pieces of each step, one after the other.
     pub ring: Address,
@@ -96,92 +113,48 @@ impl LoopPlan {
         if self.pieces.len() > MOST_PIECES {
             return Err(Error::invalid("pieces", &self.pieces.len(), "at most 8"));
         }
-        if self.draws.len() > MOST_OFFSETS {
-            return Err(Error::invalid("draws", &self.draws.len(), "at most 4"));
-        }
         Ok(())
-    }
-
-    /// Return the bytes of the kernel's parameter; see `step_end.cu`.
-    fn parameter(&self, condition: u64, state: &Memory, decides: bool) -> Vec<u8> {
-        let mut bytes = Vec::new();
-        let mut word = |value: u64| bytes.extend(value.to_le_bytes());
-        word(condition);
-        word(state.address().0);
-        word(self.host.0);
-        word(self.ring.0);
-        word(self.bytes_of_step());
-        let until = self.until;
-        word(until.map_or(0, |one| one.address.0));
-        let pair = |low: u32, high: u32| u64::from(high) << 32 | u64::from(low);
-        word(until.map_or(0, |one| pair(one.elements, one.element_bytes)));
-        word(pair(self.most_steps, u32::from(decides)));
-        let count = |length: usize| u32::try_from(length).expect("a few");
-        word(pair(count(self.pieces.len()), count(self.draws.len())));
-        for place in 0..MOST_PIECES {
-            let piece = self.pieces.get(place);
-            word(piece.map_or(0, |piece| piece.address.0));
-            word(piece.map_or(0, |piece| piece.bytes));
-        }
-        for place in 0..MOST_OFFSETS {
-            let draws = self.draws.get(place);
-            word(draws.map_or(0, |draws| draws.offset.0));
-            word(draws.map_or(0, |draws| draws.increment));
-        }
-        bytes
     }
 }
 
 impl Template {
-    /// Return a template that makes copies of a step again and again, as a plan says. `owner` is kept as long as the
-    /// template and its execs.
+    /// Return a template that makes a step again and again, as a plan says; the step is copied. `owner` is kept as
+    /// long as the template and its execs.
     ///
     /// Before a replay both words of the host are zero.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a plan that cannot be, and for a node that the driver does not repeat; what it reports.
+    /// [`Error::Invalid`] for a plan that cannot be, more than four random states, and for a node that the driver
+    /// does not repeat; what it reports.
     ///
     /// # Safety
-    /// All addresses of the plan are mapped for what is read and written there, as long as `owner`, and the ring has
-    /// room for all steps.
+    /// All addresses are mapped for what is read and written there, as long as `owner`, and the ring has room for
+    /// all steps.
     #[expect(unsafe_code, reason = "the caller vouches for addresses")]
     pub unsafe fn looped(
         device: &Device,
-        step: &Self,
+        step: &[Part<'_>],
         plan: &LoopPlan,
         owner: Retained,
     ) -> Result<Self> {
         plan.require_valid()?;
-        step.require_repeatable()?;
-        let kernel = device.load_once(STEP_END, || {
-            // Loading is no reason to break a capture of another thread.
-            relaxed(&**device.driver(), || {
-                Module::load(device, PTX.as_bytes())?.function(STEP_END)
-            })
-        })?;
-        let state = Memory::new(device, STATE_BYTES)?;
+        for part in step {
+            part.template.require_repeatable()?;
+        }
+        let steps = Steps::new(device, step, plan)?;
         let template = Self::repeated(device, 1, |body| {
             let mut before = Vec::new();
             for number in 1..=plan.unroll {
-                let step = body.add_child(step, &before)?;
-                let parameter = plan.parameter(body.condition(), &state, number == plan.unroll);
-                let end = NodeSpec::Work(WorkSpec::Kernel {
-                    function: kernel.handle(),
-                    grid: 1.into(),
-                    block: THREADS.into(),
-                    shared_bytes: 0,
-                    args: Arc::new([parameter.into()]),
-                });
-                before = vec![body.add_node(&end, &[step])?];
+                before = vec![steps.add(body, &before, number == plan.unroll)?];
             }
             Ok(())
         })?;
         let repeated = template.nodes()?;
-        let begin = template.add(&Work::memset(&state, 0)?, &[])?;
+        let begin = template.add(&Work::memset(&steps.state, 0)?, &[])?;
         for node in repeated {
             template.add_edge(begin, node)?;
         }
-        template.retain(Arc::new((kernel, state, owner)));
+        template.retain(Arc::new((steps.kernels, steps.state, owner)));
         Ok(template)
     }
 
@@ -200,13 +173,125 @@ impl Template {
                 NodeDetail::Conditional { .. } => "a conditional node",
                 _ => "of another kind",
             };
+            let node = format!("node {place} of the step");
             let expected = "a kernel, a copy, a memset, an empty node or a child graph";
-            return Err(Error::invalid(
-                format!("node {place} of the step"),
-                &found,
-                expected,
-            ));
+            return Err(Error::invalid(node, &found, expected));
         }
         Ok(())
     }
+}
+
+/// What the steps of a loop have in common.
+struct Steps<'a> {
+    step: &'a [Part<'a>],
+    plan: &'a LoopPlan,
+    kernels: Arc<Kernels>,
+    state: Memory,
+    /// All random states, with what the last part moves them by.
+    last: Vec<Draws>,
+}
+
+impl<'a> Steps<'a> {
+    fn new(device: &Device, step: &'a [Part<'a>], plan: &'a LoopPlan) -> Result<Self> {
+        let mut last: Vec<Draws> = Vec::new();
+        for (place, part) in step.iter().enumerate() {
+            let is_last = place + 1 == step.len() && part.only_if.is_none();
+            for one in &part.draws {
+                let increment = if is_last { one.increment } else { 0 };
+                match last.iter_mut().find(|known| known.offset == one.offset) {
+                    Some(known) => known.increment += increment,
+                    None => last.push(Draws { increment, ..*one }),
+                }
+            }
+        }
+        if last.len() > MOST_OFFSETS {
+            return Err(Error::invalid("draws", &last.len(), "at most 4"));
+        }
+        let kernels = device.load_once(STEP_END, || {
+            // Loading is no reason to break a capture of another thread.
+            relaxed(&**device.driver(), || Kernels::load(device))
+        })?;
+        Ok(Self {
+            step,
+            plan,
+            kernels,
+            state: Memory::new(device, STATE_BYTES)?,
+            last,
+        })
+    }
+
+    /// Add a step after other nodes; return its last node.
+    fn add(&self, body: &mut Body<'_>, before: &[Node], decides: bool) -> Result<Node> {
+        let mut before = before.to_vec();
+        for (place, part) in self.step.iter().enumerate() {
+            let node = if let Some(flags) = part.only_if {
+                self.add_if(body, &before, part, flags)?
+            } else {
+                let is_last = place + 1 == self.step.len();
+                self.add_part(body, &before, part, !is_last)?
+            };
+            before = vec![node];
+        }
+        let (condition, state) = (body.condition(), self.state.address());
+        let parameter = parameters::of_step_end(self.plan, condition, state, &self.last, decides);
+        body.add_node(&kernel(&self.kernels.step_end, [parameter]), &before)
+    }
+
+    fn add_if(
+        &self,
+        body: &mut Body<'_>,
+        before: &[Node],
+        part: &Part<'_>,
+        flags: Flags,
+    ) -> Result<Node> {
+        let condition = body.new_condition(0)?;
+        let parameters = parameters::of_decide(condition, flags);
+        let decided = body.add_node(&kernel(&self.kernels.decide, parameters), before)?;
+        body.add_if(condition, &[decided], |inner| {
+            self.add_part(inner, &[], part, true).map(|_| ())
+        })
+    }
+
+    /// Add the nodes of a part; return the last one.
+    fn add_part(
+        &self,
+        body: &mut Body<'_>,
+        before: &[Node],
+        part: &Part<'_>,
+        moves: bool,
+    ) -> Result<Node> {
+        let node = body.add_child(part.template, before)?;
+        if !moves || part.draws.is_empty() {
+            return Ok(node);
+        }
+        let parameter = parameters::of_part_end(self.state.address(), &part.draws);
+        body.add_node(&kernel(&self.kernels.part_end, [parameter]), &[node])
+    }
+}
+
+struct Kernels {
+    step_end: Function,
+    part_end: Function,
+    decide: Function,
+}
+
+impl Kernels {
+    fn load(device: &Device) -> Result<Self> {
+        let module = Module::load(device, PTX.as_bytes())?;
+        Ok(Self {
+            step_end: module.function(STEP_END)?,
+            part_end: module.function(PART_END)?,
+            decide: module.function(DECIDE)?,
+        })
+    }
+}
+
+fn kernel<const COUNT: usize>(function: &Function, parameters: [Vec<u8>; COUNT]) -> NodeSpec {
+    NodeSpec::Work(WorkSpec::Kernel {
+        function: function.handle(),
+        grid: 1.into(),
+        block: Dim3::from(THREADS),
+        shared_bytes: 0,
+        args: Arc::new(parameters.map(Into::into)),
+    })
 }

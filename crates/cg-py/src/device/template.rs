@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use cg_core::{Address, Condition, Draws, LoopPlan, Node, Piece, Until};
+use cg_core::{Address, Condition, Draws, Flags, LoopPlan, Node, Part, Piece};
 use pyo3::prelude::*;
 
 use super::Device;
@@ -48,30 +48,31 @@ impl Template {
         Self::new(raw::template(&device.core, handle, owner))
     }
 
-    /// Return a graph that makes copies of this one again and again, and publishes what each has made.
+    /// Return a graph that makes a step again and again, and publishes what each has made.
     ///
-    /// `steps` are the most that a replay makes, and those of an iteration. `until` is the address of flags, how many
-    /// there are, and the bytes of each. `pieces` are published, as addresses and bytes. `draws` are the addresses of
-    /// offsets and how far a step moves each. `host` are the addresses of the two words and of the ring. `owner` has all
-    /// that memory.
+    /// `step` are its parts: a graph, the flags without which it does not run, and the addresses of the offsets that
+    /// it moves, and how far. Flags are the address of the first, how many there are, and the bytes of each. `steps`
+    /// are the most that a replay makes, and those of an iteration. `until` are flags that end it. `pieces` are
+    /// published, as addresses and bytes. `host` are the addresses of the words and of the ring, and what has all that
+    /// memory.
+    #[staticmethod]
+    #[expect(
+        clippy::needless_pass_by_value,
+        reason = "pyo3 takes a vector out of any sequence"
+    )]
     fn looped(
-        &self,
         py: Python<'_>,
+        step: Vec<PartGiven<'_>>,
         steps: (u32, u32),
         until: Option<(u64, u32, u32)>,
         pieces: Vec<(u64, u64)>,
-        draws: Vec<(u64, u64)>,
-        host: (u64, u64),
-        owner: Py<PyAny>,
+        host: (u64, u64, Py<PyAny>),
     ) -> PyResult<Self> {
+        let (words, ring, owner) = host;
         let plan = LoopPlan {
             most_steps: steps.0,
             unroll: steps.1,
-            until: until.map(|(address, elements, element_bytes)| Until {
-                address: Address(address),
-                elements,
-                element_bytes,
-            }),
+            until: until.map(flags),
             pieces: pieces
                 .into_iter()
                 .map(|(address, bytes)| Piece {
@@ -79,17 +80,24 @@ impl Template {
                     bytes,
                 })
                 .collect(),
-            draws: draws
-                .into_iter()
-                .map(|(offset, increment)| Draws {
-                    offset: Address(offset),
-                    increment,
-                })
-                .collect(),
-            host: Address(host.0),
-            ring: Address(host.1),
+            host: Address(words),
+            ring: Address(ring),
         };
-        let core = detached(py, || raw::looped_template(&self.core, &plan, owner))?;
+        let step: Vec<Part<'_>> = step
+            .iter()
+            .map(|(template, only_if, draws)| Part {
+                template: &template.core,
+                only_if: only_if.map(flags),
+                draws: draws
+                    .iter()
+                    .map(|(offset, increment)| Draws {
+                        offset: Address(*offset),
+                        increment: *increment,
+                    })
+                    .collect(),
+            })
+            .collect();
+        let core = detached(py, || raw::looped_template(&step, &plan, owner))?;
         Ok(Self::new(core))
     }
 
@@ -204,5 +212,20 @@ impl Template {
                 .add_conditional(graph, &[], Condition::If, &bodies);
             added.map(|_| ())
         })
+    }
+}
+
+/// A part of a step, as [`Template::looped`] gets it.
+type PartGiven<'py> = (
+    PyRef<'py, Template>,
+    Option<(u64, u32, u32)>,
+    Vec<(u64, u64)>,
+);
+
+fn flags((address, elements, element_bytes): (u64, u32, u32)) -> Flags {
+    Flags {
+        address: Address(address),
+        elements,
+        element_bytes,
     }
 }

@@ -33,7 +33,7 @@ use std::sync::Arc;
 use cg_core::saved::{Loaded, Names};
 use cg_core::{
     Address, Delivery, Destination, Device, Error, Feed, GraphHandle, LoopPlan, Memory, Outputs,
-    Padding, Result, Stream, StreamHandle, Template, Tracker,
+    Padding, Part, Result, Stream, StreamHandle, Template, Tracker,
 };
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -103,13 +103,21 @@ pub(crate) fn loaded_template(loaded: &Loaded, name: &str, memory: &Names<'_>) -
 
 /// Return a loop of a step. `owner` has the memory that the plan names.
 pub(crate) fn looped_template(
-    step: &Template,
+    step: &[Part<'_>],
     plan: &LoopPlan,
     owner: Py<PyAny>,
 ) -> Result<Template> {
+    let Some(first) = step.first() else {
+        return Err(Error::Invalid {
+            argument: "step".to_owned(),
+            given: "without a part".to_owned(),
+            expected: "at least one".to_owned(),
+        });
+    };
+    let device = first.template.device();
     // SAFETY: `cgraph._loops` gives addresses of tensors that `owner` has, with the bytes that they have, and a ring for
     // all steps.
-    unsafe { Template::looped(step.device(), step, plan, Arc::new(owner)) }
+    unsafe { Template::looped(device, step, plan, Arc::new(owner)) }
 }
 
 /// Return the nodes of an open capture that no earlier look has returned.

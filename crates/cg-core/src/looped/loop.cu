@@ -1,5 +1,5 @@
-// The end of a step of a loop: publishes what the step has made, moves random states on, and decides whether there
-// is another step. step_end.ptx is made from this file by `make ptx`; parameter.rs writes the parameter.
+// The kernels around the steps of a loop. loop.ptx is made from this file by `make ptx`; parameters.rs writes their
+// parameters.
 
 typedef unsigned long long u64;
 
@@ -16,6 +16,16 @@ struct State {
 struct Host {
     unsigned steps;
     unsigned stop;
+    // The random states' after the last step.
+    u64 offset[MOST_OFFSETS];
+};
+
+// True where all elements are other than zero.
+struct Flags {
+    const unsigned char *first;
+    unsigned elements;
+    // Zero without flags.
+    unsigned element_bytes;
 };
 
 struct Piece {
@@ -35,11 +45,8 @@ struct Parameter {
     // Pieces one after the other, for each step.
     unsigned char *ring;
     u64 bytes_of_step;
-    // The loop ends where all elements are other than zero.
-    const unsigned char *until;
-    unsigned elements;
-    // Zero without such a tensor.
-    unsigned element_bytes;
+    // End the loop.
+    Flags until;
     unsigned most_steps;
     // False at the end of all steps of an iteration but the last.
     unsigned decides;
@@ -49,13 +56,26 @@ struct Parameter {
     Offset offset[MOST_OFFSETS];
 };
 
-static __device__ bool is_set(const Parameter &p, unsigned element) {
-    const unsigned char *at = p.until + static_cast<u64>(element) * p.element_bytes;
+static __device__ bool is_set(const Flags &flags, unsigned element) {
+    const unsigned char *at = flags.first + static_cast<u64>(element) * flags.element_bytes;
     bool found = false;
-    for (unsigned i = 0; i < p.element_bytes; i++) {
+    for (unsigned i = 0; i < flags.element_bytes; i++) {
         found |= at[i] != 0;
     }
     return found;
+}
+
+// For all threads of the block.
+static __device__ bool are_set(const Flags &flags) {
+    int all = flags.element_bytes != 0;
+    for (unsigned i = threadIdx.x; i < flags.elements && all; i += blockDim.x) {
+        all = is_set(flags, i);
+    }
+    return __syncthreads_and(all);
+}
+
+static __device__ void move(const Offset &offset) {
+    *reinterpret_cast<u64 *>(offset.address) += offset.increment;
 }
 
 static __device__ void publish(const Parameter &p, unsigned step) {
@@ -75,6 +95,7 @@ static __device__ void publish(const Parameter &p, unsigned step) {
     }
 }
 
+// Publish what a step has made, move random states on, and decide whether there is another step.
 extern "C" __global__ void cg_step_end(const Parameter p) {
     __shared__ unsigned step, was_over;
     if (threadIdx.x == 0) {
@@ -84,17 +105,14 @@ extern "C" __global__ void cg_step_end(const Parameter p) {
     __syncthreads();
     if (!was_over) {
         publish(p, step);
-        int all = p.element_bytes != 0;
-        for (unsigned i = threadIdx.x; i < p.elements && all; i += blockDim.x) {
-            all = is_set(p, i);
-        }
-        all = __syncthreads_and(all);
+        bool all = are_set(p.until);
         // What each thread has written is there before the host sees the number of the step.
         __threadfence_system();
         __syncthreads();
         if (threadIdx.x == 0) {
             for (unsigned i = 0; i < p.offsets; i++) {
-                *reinterpret_cast<u64 *>(p.offset[i].address) += p.offset[i].increment;
+                move(p.offset[i]);
+                p.host->offset[i] = *reinterpret_cast<const u64 *>(p.offset[i].address);
             }
             p.state->step = step + 1;
             p.state->is_over = all || step + 1 >= p.most_steps || p.host->stop != 0;
@@ -103,5 +121,28 @@ extern "C" __global__ void cg_step_end(const Parameter p) {
     }
     if (threadIdx.x == 0 && p.decides) {
         cudaGraphSetConditional(p.condition, !p.state->is_over);
+    }
+}
+
+struct Part {
+    const State *state;
+    unsigned offsets;
+    Offset offset[MOST_OFFSETS];
+};
+
+// Move on what a part of a step has drawn from, so that the next part draws what comes behind.
+extern "C" __global__ void cg_part_end(const Part p) {
+    if (threadIdx.x == 0 && !p.state->is_over) {
+        for (unsigned i = 0; i < p.offsets; i++) {
+            move(p.offset[i]);
+        }
+    }
+}
+
+// Let a part of a step run if all flags are set.
+extern "C" __global__ void cg_decide(cudaGraphConditionalHandle condition, const Flags flags) {
+    bool all = are_set(flags);
+    if (threadIdx.x == 0) {
+        cudaGraphSetConditional(condition, all);
     }
 }

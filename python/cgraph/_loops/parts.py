@@ -1,0 +1,111 @@
+"""``when``: a part of a step that runs on a condition, and the capture of a step in such parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from cgraph import _torch
+from cgraph._breaks.sessions import Session
+from cgraph._driver import Pool
+from cgraph._loops.tensors import Flags
+from cgraph._source import user_line
+from cgraph.breaks import Work, eager_break
+from cgraph.cudagraph import CUDAGraph
+from cgraph.errors import CaptureError
+
+__all__ = ["PartsSession", "is_condition", "when"]
+
+_NAME = "cgraph.when"
+
+
+def when(flags: torch.Tensor, function: Callable[..., object], *tensors: torch.Tensor) -> None:
+    """Call a function where all flags are set; in a step of :func:`cgraph.loop` the device decides.
+
+    Elsewhere the host reads the flags and decides. The function changes tensors in place, and
+    returns nothing. In a loop it becomes a part of the graph that the driver runs or leaves out:
+    what it reads of Python is as at the capture, and it may not call ``when`` itself.
+
+    Args:
+        flags: Booleans or integers.
+        function: Called with the tensors.
+        *tensors: The tensors that it works on.
+
+    Raises:
+        ArgumentError: The flags are not what was expected.
+
+    >>> import torch, cgraph
+    >>> def step(x, total):
+    ...     x.add_(1)
+    ...     cgraph.when(x % 3 == 0, lambda total: total.add_(x), total)
+    >>> with cgraph.sim.use():
+    ...     x, total = torch.zeros(1, dtype=torch.long), torch.zeros(1, dtype=torch.long)
+    ...     cgraph.loop(step, x, total, max_steps=10).result()
+    (tensor([10]), tensor([18]))
+    """
+    Flags(flags, name="flags")
+    _decided(flags, function, tensors)
+
+
+def is_condition(title: str) -> bool:
+    """Return whether a break of a segmented graph is a condition, by its title."""
+    return title.startswith(f"{_NAME} (")
+
+
+def _decide(
+    flags: torch.Tensor, function: Callable[..., object], tensors: tuple[torch.Tensor, ...]
+) -> None:
+    if bool((flags != 0).all()):
+        function(*tensors)
+
+
+_decided = eager_break(_decide, name=_NAME)
+
+
+class PartsSession(Session):
+    """The capture of a step, whose breaks are parts that run on a condition; nothing is run.
+
+    Attributes:
+        conditions: What parts run on, by their places among the segments.
+    """
+
+    keeps = True
+    are_parts = True
+
+    def __init__(self, stream: Any, pool: Pool) -> None:
+        super().__init__(stream, pool, "thread_local", (), None, may_be_empty=True, runs=False)
+        self.conditions: dict[int, Flags] = {}
+
+    def run(self, work: Work, args: Any, kwargs: Any) -> None:
+        """Capture the function of a condition as a part."""
+        try:
+            if work.fn is not _decide:
+                raise CaptureError(f"it breaks at {work.name} ({user_line()})")
+            if self._in_break:
+                raise CaptureError(f"a condition inside another one ({user_line()})")
+            self._in_break = True
+            flags, function, tensors = args
+            with self.driver.stream(self.stream):
+                self._go_on()
+                before = len(self._steps)
+                function(*tensors)
+                self._go_on()
+                if len(self._steps) > before:
+                    self.conditions[before] = Flags(flags, name="flags")
+        except BaseException as error:
+            self._abandon(error)
+            raise
+        finally:
+            self._in_break = False
+
+    def segments(self) -> list[CUDAGraph]:
+        """Return the parts."""
+        return [step for step in self._steps if isinstance(step, CUDAGraph)]
+
+    def _go_on(self) -> None:
+        with _torch.modes_aside(self._modes_inside):
+            self._end(is_last=False)
+        with _torch.modes_aside(self._modes_outside):
+            self.begin()
