@@ -35,10 +35,8 @@ from cgraph._loops.run import LoopRun
 from cgraph._loops.stepwise import Stepwise
 from cgraph._loops.tensors import Emitted, Flags, in_place, require_state
 from cgraph._reason import Reason
-from cgraph.cudagraph import CUDAGraph
 from cgraph.errors import ArgumentError, CaptureError, CgraphWarning, StateError
 from cgraph.functions import graphed
-from cgraph.graphs import graph
 
 __all__ = ["Loop", "LoopReport", "LoopRun", "loop", "when"]
 
@@ -202,7 +200,6 @@ class Loop:
                 most_steps=self._most,
                 unroll=self._unroll,
                 pool=recorded.pool,
-                stream=graph(CUDAGraph()).capture_stream,
             )
             self._captures += 1
         if isinstance(found, Reason):

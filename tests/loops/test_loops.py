@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
+import subprocess
+import sys
+import textwrap
 from typing import Any
 
 import pytest
@@ -359,6 +363,33 @@ def test_a_graphed_function_leaves_conditions_to_the_host(lab: Lab) -> None:
         result = function(x, total)
         assert torch.equal(total, before + max(value, 0))
         assert torch.equal(result, x + total)
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_the_interpreter_ends_while_a_loop_runs(lab: Lab, keeps: bool) -> None:
+    program = f"""
+        import torch, cgraph
+        x = torch.zeros(4, device="{lab.device}")
+        run = cgraph.loop(lambda x: x + 1, x, max_steps=100_000, unroll=1, emit="x")
+        if not {keeps}:
+            del run
+        print("at the end")
+    """
+    ended = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        env={**os.environ, "CGRAPH_DRIVER": "sim" if lab.device == "cpu" else "cuda"},
+        capture_output=True,
+        text=True,
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "at the end\n", "")
+
+
+def test_values_stay_while_a_later_run_publishes_others(lab: Lab) -> None:
+    looped = cgraph.loop(max_steps=3, emit="x")(lambda x: x + 1)
+    x = torch.zeros(2, device=lab.device)
+    first = [*looped(x)]
+    second = [*looped(x)]
+    assert [one[0].item() for one in (*first, *second)] == [1, 2, 3, 4, 5, 6]
 
 
 def test_a_loop_does_not_begin_inside_a_capture(lab: Lab) -> None:

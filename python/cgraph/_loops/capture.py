@@ -60,7 +60,6 @@ def capture_loop(
     most_steps: int,
     unroll: int,
     pool: Pool,
-    stream: object,
 ) -> CapturedLoop | Reason:
     """Capture a step that has been captured before, as the body of a loop.
 
@@ -72,12 +71,11 @@ def capture_loop(
         most_steps: The most steps of a run.
         unroll: Steps of an iteration.
         pool: The pool of the capture.
-        stream: The stream of the capture.
 
     Returns:
         The loop; or the reason why the driver does not take the step as a body.
     """
-    session = PartsSession(stream, pool)
+    session = PartsSession(_driver.current().new_stream(), pool)
     try:
         with torch.no_grad(), busy():
             parts, _ = SegmentedGraph._made(session, step, ())

@@ -6,6 +6,7 @@ import atexit
 import time
 import weakref
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -71,10 +72,10 @@ class Launched:
 
     def drop(self) -> None:
         """End a run that nobody waits for; its memory stays until it has."""
-        _dropped[:] = [one for one in _dropped if not one.look()]
         if not self._is_over:
             self.stop()
             _dropped.append(self)
+        _dropped[:] = [one for one in _dropped if not one._has_ended()]
 
     def values(self, begin: int, end: int) -> Sequence[Any]:
         """Return what each of some steps has published."""
@@ -83,6 +84,11 @@ class Launched:
     def pause(self) -> float:
         """Return the seconds until the next look."""
         return min(_LONGEST, max(_SHORTEST, (time.perf_counter() - self._begin) * _PART))
+
+    def _has_ended(self) -> bool:
+        with suppress(RuntimeError):  # whoever works on the device next is told
+            return self.look()
+        return False
 
     def _end(self) -> None:
         """Let the generators stand behind the steps that were made, unless others have drawn."""

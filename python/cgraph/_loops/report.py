@@ -1,4 +1,4 @@
-"""How a loop makes its steps, and why."""
+"""The way in which a loop makes its steps, and the reason."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["LoopReport"]
 
 @dataclass(frozen=True)
 class LoopReport:
-    """How a loop makes its steps, and why.
+    """The way in which a loop makes its steps, and the reason.
 
     >>> print(LoopReport("decode", "launch", 4, 1, None, None, None, None))
     decode: one launch a run, 4 steps an iteration, captured once
