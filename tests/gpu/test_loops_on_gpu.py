@@ -116,7 +116,10 @@ def test_a_part_that_draws_draws_behind_the_part_before() -> None:
     run = cgraph.loop(step, *tensors(), max_steps=8, emit=("x", "y"))
     found = [*run]
     assert run.report.how == "launch"
-    assert all(torch.equal(a, c) and torch.equal(b, d) for (a, b), (c, d) in zip(found, values))
+    assert all(
+        torch.equal(a, c) and torch.equal(b, d)
+        for (a, b), (c, d) in zip(found, values, strict=True)
+    )
     assert torch.cuda.default_generators[0].get_offset() == offset
 
 
