@@ -17,6 +17,9 @@ PRINTED = {
     "breaks": "captured",
     "capture_safety": "",
     "compile": "losses",
+    "generate": "one launch a run"
+    if importlib.util.find_spec("transformers")
+    else "needs transformers",
     "hooks": "replayed",
     "huggingface_decode": "1 of 1 key captured"
     if importlib.util.find_spec("transformers")
@@ -24,6 +27,7 @@ PRINTED = {
     "inference": "2 of 2 keys captured",
     "other_streams": "needs a GPU",
     "pause_resume": "paused",
+    "speculative": "one launch a run",
     "training_step": "loss",
     "variable_batch": "captured",
 }
