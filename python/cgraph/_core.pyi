@@ -262,7 +262,7 @@ class Template:
     ) -> Template:
         """Return a graph that makes a step again and again; see ``cgraph._loops``.
 
-        ``step`` are its parts: a graph, the flags without which it does not run, and the addresses
+        ``step`` are its stages: a graph, the flags without which it does not run, and the addresses
         of the offsets that it moves, and how far. Flags are the address of the first, how many
         there are, and the bytes of each. ``steps`` are the most that a replay makes, and those of
         an iteration. ``until`` are flags that end it; ``pieces`` are published, as addresses and

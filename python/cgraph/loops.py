@@ -29,9 +29,9 @@ from cgraph._explanation.findings import failed_by
 from cgraph._graphed.recorded import Recorded
 from cgraph._loops.capture import CapturedLoop, capture_loop, reason_against
 from cgraph._loops.launched import Launched
-from cgraph._loops.parts import when
 from cgraph._loops.report import LoopReport
 from cgraph._loops.run import LoopRun
+from cgraph._loops.stages import when
 from cgraph._loops.stepwise import Stepwise
 from cgraph._loops.tensors import Emitted, Flags, in_place, require_state
 from cgraph._reason import Reason

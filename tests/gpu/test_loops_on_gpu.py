@@ -95,7 +95,7 @@ def test_a_loop_that_ends_early_leaves_the_generator_behind_its_last_step() -> N
     assert moved == 7 * (moved // 7) > 0
 
 
-def test_a_part_that_draws_draws_behind_the_part_before() -> None:
+def test_a_stage_that_draws_draws_behind_the_part_before() -> None:
     def step(x: Tensor, y: Tensor, count: Tensor) -> None:
         x.copy_(torch.rand_like(x))
         count.add_(1)

@@ -47,7 +47,7 @@ def again(looped: Any, state: tuple[Tensor, Tensor]) -> Any:
 
 
 def is_named(text: str, code: int) -> bool:
-    return any(part in text for part in ("cu", f"({code})", "out of memory"))
+    return any(stage in text for stage in ("cu", f"({code})", "out of memory"))
 
 
 def test_each_driver_call_failing_once_in_a_first_run_leaves_nothing(sim: SimLab) -> None:

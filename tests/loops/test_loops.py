@@ -310,7 +310,7 @@ def test_a_run_waits_for_the_end_of_one_that_was_dropped_and_refuses_beside_anot
 
 
 @pytest.mark.parametrize("unroll", [1, 4])
-def test_a_part_of_a_step_runs_where_its_flags_are_set(lab: Lab, unroll: int) -> None:
+def test_a_stage_of_a_step_runs_where_its_flags_are_set(lab: Lab, unroll: int) -> None:
     def step(x: Tensor, total: Tensor) -> None:
         x.add_(1)
         half = x // 2

@@ -22,6 +22,8 @@ from process_group import keep_groups
 MODULES = [
     "cgraph",
     "cgraph._debug.differences",
+    "cgraph._loops.report",
+    "cgraph._loops.stages",
     "cgraph._operators.rollback",
     "cgraph._text",
     "cgraph.breaks",
@@ -35,6 +37,7 @@ MODULES = [
     "cgraph.graph_ladder",
     "cgraph.graphs",
     "cgraph.ledger",
+    "cgraph.loops",
     "cgraph.mempool",
     "cgraph.patch",
     "cgraph.picture",

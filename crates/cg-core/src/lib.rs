@@ -46,7 +46,7 @@ pub use error::{Error, FileFault, Result};
 pub use exec::{Exec, LastReplay, Transfer};
 pub use free_list::FreeList;
 pub use inputs::{Feed, Inputs};
-pub use looped::{Draws, Flags, LoopPlan, Part, Piece};
+pub use looped::{Draws, Flags, LoopPlan, Piece, Stage};
 pub use memory::Memory;
 pub use node::{Edge, Node};
 pub use outputs::{Delivery, Outputs};

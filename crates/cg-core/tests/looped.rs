@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use cg_core::{
     Address, Device, Draws, Error, Event, Flags, HostMemory, InstantiateFlags, LoopPlan, Memory,
-    Part, Piece, Result, Sim, Stream, Template, Work,
+    Piece, Result, Sim, Stage, Stream, Template, Work,
 };
 
 use support::kernels::Kernels;
@@ -79,12 +79,12 @@ impl Counted {
     }
 
     fn looped(&self, plan: &LoopPlan) -> Result<Template> {
-        let part = Part {
+        let stage = Stage {
             template: &self.step,
             only_if: None,
             draws: vec![self.draws(4)],
         };
-        self.looped_of(&[part], plan)
+        self.looped_of(&[stage], plan)
     }
 
     fn draws(&self, increment: u64) -> Draws {
@@ -94,7 +94,7 @@ impl Counted {
         }
     }
 
-    fn looped_of(&self, step: &[Part<'_>], plan: &LoopPlan) -> Result<Template> {
+    fn looped_of(&self, step: &[Stage<'_>], plan: &LoopPlan) -> Result<Template> {
         // SAFETY: the memory of the plan lives as long as the test, and the ring has room for 100 steps.
         #[expect(unsafe_code, reason = "the test vouches for its memory")]
         unsafe {
@@ -215,7 +215,7 @@ fn a_plan_that_cannot_be_is_refused() {
 }
 
 #[test]
-fn a_part_runs_where_its_flags_are_set_and_each_draws_behind_the_one_before() {
+fn a_stage_runs_where_its_flags_are_set_and_each_draws_behind_the_one_before() {
     for (flags_set, unroll) in [([1, 1, 1, 1], 1), ([1, 0, 1, 1], 1), ([1, 1, 1, 1], 4)] {
         let counted = Counted::new();
         let if_set = memory(&counted.device, &[0]);
@@ -226,15 +226,15 @@ fn a_part_runs_where_its_flags_are_set_and_each_draws_behind_the_one_before() {
         let more = Template::new(&counted.device).unwrap();
         more.add(&kernels.axpy(1, &ten, &counted.number), &[])
             .unwrap();
-        let part = |template, only_if, increment| Part {
+        let stage = |template, only_if, increment| Stage {
             template,
             only_if,
             draws: vec![counted.draws(increment)],
         };
         let step = [
-            part(&counted.step, None, 4),
-            part(&more, Some(flags(&if_set)), 100),
-            part(&counted.step, None, 8),
+            stage(&counted.step, None, 4),
+            stage(&more, Some(flags(&if_set)), 100),
+            stage(&counted.step, None, 8),
         ];
         let template = counted.looped_of(&step, &counted.plan(6, unroll)).unwrap();
         let (each, moved) = if is_set { (12, 112) } else { (2, 12) };
@@ -256,7 +256,7 @@ fn a_loop_may_draw_from_four_random_states() {
             offset: state.address(),
             increment: 4,
         });
-        vec![Part {
+        vec![Stage {
             template: &counted.step,
             only_if: None,
             draws: draws.collect(),

@@ -55,12 +55,12 @@ class Session:
         flows: The flows of gradients through the breaks, one for each.
         keeps: True if the segments keep their templates.
         annotates: True if the origin of each node is recorded.
-        are_parts: True if the segments become parts of another graph.
+        are_stages: True if the segments become stages of a loop.
     """
 
     keeps = False
     annotates = False
-    are_parts = False
+    are_stages = False
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class Session:
             # In a backward pass torch runs each node in the modes in which the pass began.
             resumes=self._last,
             is_weighed=True,
-            is_part=self.are_parts,
+            is_stage=self.are_stages,
         )
         for generator in self.generators:
             segment.register_generator_state(generator)

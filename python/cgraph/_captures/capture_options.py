@@ -25,7 +25,7 @@ class CaptureOptions(NamedTuple):
         resumes: A capture that has ended: this one uses its dispatch modes again, if it has any,
             and measures its bytes on.
         is_weighed: Its bytes are measured, which takes as long as a small capture.
-        is_part: It becomes part of another graph, which fills the words of random states.
+        is_stage: It becomes a stage of a loop, which fills the words of random states.
     """
 
     pool: Pool | None = None
@@ -36,4 +36,4 @@ class CaptureOptions(NamedTuple):
     statics: Sequence[Any] = ()
     resumes: OpenCapture | None = None
     is_weighed: bool = False
-    is_part: bool = False
+    is_stage: bool = False

@@ -352,8 +352,8 @@ class OpenCapture:
         self._retain_pools(template)
         inputs = None
         statics = self._options.statics
-        # A part of another graph leaves it to that one to fill the words.
-        filled = () if self._options.is_part else draws or ()
+        # A stage leaves it to its loop to fill the words.
+        filled = () if self._options.is_stage else draws or ()
         if statics or filled:
             words = [word for draw in filled for word in draw.words]
             inputs = _core.Inputs(template, _torch.tensor_reader(), list(statics), words)

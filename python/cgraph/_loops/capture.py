@@ -11,7 +11,7 @@ from cgraph import _core, _driver, _torch
 from cgraph._captures.busy import busy
 from cgraph._driver import Captured, Pool
 from cgraph._graphed.recorded import Recorded
-from cgraph._loops.parts import PartsSession, is_condition
+from cgraph._loops.stages import StagesSession, is_condition
 from cgraph._loops.tensors import Emitted, Flags
 from cgraph._reason import Reason
 from cgraph.causes import Cause
@@ -75,14 +75,14 @@ def capture_loop(
     Returns:
         The loop; or the reason why the driver does not take the step as a body.
     """
-    session = PartsSession(_driver.current().new_stream(), pool)
+    session = StagesSession(_driver.current().new_stream(), pool)
     try:
         with torch.no_grad(), busy():
-            parts, _ = SegmentedGraph._made(session, step, ())
+            stages, _ = SegmentedGraph._made(session, step, ())
     except CaptureError as error:
         return _of_step(str(error))
     # Only the last one may be empty.
-    segments = [one for one in parts.segments if one._nodes]
+    segments = [one for one in stages.segments if one._nodes]
     captured = [one._captured for one in segments]
     if not captured:
         return _of_step("it has no work on the device")
@@ -99,7 +99,7 @@ def capture_loop(
             draws[words] = known[0], known[1] + offset
         only_if = session.conditions.get(place)
         given.append((segment._template, None if only_if is None else only_if.address, moved))
-    owner = parts, session.conditions, emitted, until, *state
+    owner = stages, session.conditions, emitted, until, *state
     host = emitted.header.data_ptr(), emitted.ring.data_ptr(), owner
     flags = None if until is None else until.address
     try:
@@ -117,12 +117,12 @@ def capture_loop(
 
 def _graph_of(
     template: _core.Template,
-    parts: Sequence[CUDAGraph],
+    stages: Sequence[CUDAGraph],
     words: Sequence[tuple[int, int]],
     generators: Sequence[torch.Generator],
 ) -> CUDAGraph:
     """Return the graph of a loop, whose replays fill the words of random states."""
-    last = parts[-1]._captured
+    last = stages[-1]._captured
     assert last is not None
     inputs = None
     if words:
@@ -131,14 +131,14 @@ def _graph_of(
     made = CUDAGraph()
     captured = Captured(
         template,
-        pools=[*dict.fromkeys(pool for part in parts for pool in part.pools())],
+        pools=[*dict.fromkeys(pool for stage in stages for pool in stage.pools())],
         current=last.current,
         ordinal=last.ordinal,
         inputs=inputs,
         # A run tells only when it has ended how far it has moved them.
         generators=[(generator, 0) for generator in generators],
         random_words=words,
-        retained=tuple(parts),
+        retained=tuple(stages),
         footprint=last.footprint,
     )
     made._hold(captured, _driver.current())

@@ -124,14 +124,14 @@ extern "C" __global__ void cg_step_end(const Parameter p) {
     }
 }
 
-struct Part {
+struct Stage {
     const State *state;
     unsigned offsets;
     Offset offset[MOST_OFFSETS];
 };
 
-// Move on what a part of a step has drawn from, so that the next part draws what comes behind.
-extern "C" __global__ void cg_part_end(const Part p) {
+// Move on what a stage of a step has drawn from, so that the next stage draws what comes behind.
+extern "C" __global__ void cg_stage_end(const Stage p) {
     if (threadIdx.x == 0 && !p.state->is_over) {
         for (unsigned i = 0; i < p.offsets; i++) {
             move(p.offset[i]);
@@ -139,7 +139,7 @@ extern "C" __global__ void cg_part_end(const Part p) {
     }
 }
 
-// Let a part of a step run if all flags are set.
+// Let a stage of a step run if all flags are set.
 extern "C" __global__ void cg_decide(cudaGraphConditionalHandle condition, const Flags flags) {
     bool all = are_set(flags);
     if (threadIdx.x == 0) {

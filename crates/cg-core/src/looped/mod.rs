@@ -27,9 +27,9 @@ const MOST_OFFSETS: usize = 4;
 const THREADS: u32 = 256;
 /// The kernel at the end of a step.
 const STEP_END: &str = "cg_step_end";
-/// The one at the end of a part that is not the last.
-const PART_END: &str = "cg_part_end";
-/// The one that lets a part run.
+/// The one at the end of a stage that is not the last.
+const STAGE_END: &str = "cg_stage_end";
+/// The one that lets a stage run.
 const DECIDE: &str = "cg_decide";
 /// They are made from the source beside it.
 const PTX: &str = include_str!("loop.ptx");
@@ -56,21 +56,21 @@ pub struct Piece {
     pub bytes: u64,
 }
 
-/// A random state that a part of a step draws from.
+/// A random state that a stage of a step draws from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Draws {
     /// The word with its offset.
     pub offset: Address,
-    /// How far the part moves it.
+    /// How far the stage moves it.
     pub increment: u64,
 }
 
-/// A part of a step, of which each comes after the one before.
+/// A stage of a step, of which each comes after the one before.
 #[derive(Debug, Clone)]
-pub struct Part<'a> {
+pub struct Stage<'a> {
     /// What it does.
     pub template: &'a Template,
-    /// It runs only where these are set; none for a part of each step.
+    /// It runs only where these are set; none for a stage of each step.
     pub only_if: Option<Flags>,
     /// The random states that it draws from.
     pub draws: Vec<Draws>,
@@ -89,7 +89,7 @@ pub struct LoopPlan {
     pub pieces: Vec<Piece>,
     /// 40 bytes of the host, which the device reaches. Two 32-bit words: how many steps are there, which the loop
     /// writes, and whether it is to stop, which the host writes. Then four 64-bit words, for the offsets of random
-    /// states after the last step, in the order in which parts name them first.
+    /// states after the last step, in the order in which stages name them first.
     pub host: Address,
     /// Memory of the host, which the device reaches: the pieces of each step, one after the other.
     pub ring: Address,
@@ -133,13 +133,13 @@ impl Template {
     #[expect(unsafe_code, reason = "the caller vouches for addresses")]
     pub unsafe fn looped(
         device: &Device,
-        step: &[Part<'_>],
+        step: &[Stage<'_>],
         plan: &LoopPlan,
         owner: Retained,
     ) -> Result<Self> {
         plan.require_valid()?;
-        for part in step {
-            part.template.require_repeatable()?;
+        for stage in step {
+            stage.template.require_repeatable()?;
         }
         let steps = Steps::new(device, step, plan)?;
         let template = Self::repeated(device, 1, |body| {
@@ -183,20 +183,20 @@ impl Template {
 
 /// What the steps of a loop have in common.
 struct Steps<'a> {
-    step: &'a [Part<'a>],
+    step: &'a [Stage<'a>],
     plan: &'a LoopPlan,
     kernels: Arc<Kernels>,
     state: Memory,
-    /// All random states, with what the last part moves them by.
+    /// All random states, with what the last stage moves them by.
     last: Vec<Draws>,
 }
 
 impl<'a> Steps<'a> {
-    fn new(device: &Device, step: &'a [Part<'a>], plan: &'a LoopPlan) -> Result<Self> {
+    fn new(device: &Device, step: &'a [Stage<'a>], plan: &'a LoopPlan) -> Result<Self> {
         let mut last: Vec<Draws> = Vec::new();
-        for (place, part) in step.iter().enumerate() {
-            let is_last = place + 1 == step.len() && part.only_if.is_none();
-            for one in &part.draws {
+        for (place, stage) in step.iter().enumerate() {
+            let is_last = place + 1 == step.len() && stage.only_if.is_none();
+            for one in &stage.draws {
                 let increment = if is_last { one.increment } else { 0 };
                 match last.iter_mut().find(|known| known.offset == one.offset) {
                     Some(known) => known.increment += increment,
@@ -223,12 +223,12 @@ impl<'a> Steps<'a> {
     /// Add a step after other nodes; return its last node.
     fn add(&self, body: &mut Body<'_>, before: &[Node], decides: bool) -> Result<Node> {
         let mut before = before.to_vec();
-        for (place, part) in self.step.iter().enumerate() {
-            let node = if let Some(flags) = part.only_if {
-                self.add_if(body, &before, part, flags)?
+        for (place, stage) in self.step.iter().enumerate() {
+            let node = if let Some(flags) = stage.only_if {
+                self.add_if(body, &before, stage, flags)?
             } else {
                 let is_last = place + 1 == self.step.len();
-                self.add_part(body, &before, part, !is_last)?
+                self.add_stage(body, &before, stage, !is_last)?
             };
             before = vec![node];
         }
@@ -241,37 +241,37 @@ impl<'a> Steps<'a> {
         &self,
         body: &mut Body<'_>,
         before: &[Node],
-        part: &Part<'_>,
+        stage: &Stage<'_>,
         flags: Flags,
     ) -> Result<Node> {
         let condition = body.new_condition(0)?;
         let parameters = parameters::of_decide(condition, flags);
         let decided = body.add_node(&kernel(&self.kernels.decide, parameters), before)?;
         body.add_if(condition, &[decided], |inner| {
-            self.add_part(inner, &[], part, true).map(|_| ())
+            self.add_stage(inner, &[], stage, true).map(|_| ())
         })
     }
 
-    /// Add the nodes of a part; return the last one.
-    fn add_part(
+    /// Add the nodes of a stage; return the last one.
+    fn add_stage(
         &self,
         body: &mut Body<'_>,
         before: &[Node],
-        part: &Part<'_>,
+        stage: &Stage<'_>,
         moves: bool,
     ) -> Result<Node> {
-        let node = body.add_child(part.template, before)?;
-        if !moves || part.draws.is_empty() {
+        let node = body.add_child(stage.template, before)?;
+        if !moves || stage.draws.is_empty() {
             return Ok(node);
         }
-        let parameter = parameters::of_part_end(self.state.address(), &part.draws);
-        body.add_node(&kernel(&self.kernels.part_end, [parameter]), &[node])
+        let parameter = parameters::of_stage_end(self.state.address(), &stage.draws);
+        body.add_node(&kernel(&self.kernels.stage_end, [parameter]), &[node])
     }
 }
 
 struct Kernels {
     step_end: Function,
-    part_end: Function,
+    stage_end: Function,
     decide: Function,
 }
 
@@ -280,7 +280,7 @@ impl Kernels {
         let module = Module::load(device, PTX.as_bytes())?;
         Ok(Self {
             step_end: module.function(STEP_END)?,
-            part_end: module.function(PART_END)?,
+            stage_end: module.function(STAGE_END)?,
             decide: module.function(DECIDE)?,
         })
     }

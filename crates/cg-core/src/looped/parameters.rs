@@ -3,7 +3,7 @@
 use super::{Draws, Flags, LoopPlan, MOST_OFFSETS, MOST_PIECES};
 use crate::driver::handle::Address;
 
-/// Return the bytes of `Parameter`; `draws` are moved on by this step's last part.
+/// Return the bytes of `Parameter`; `draws` are moved on by this step's last stage.
 pub(super) fn of_step_end(
     plan: &LoopPlan,
     condition: u64,
@@ -30,8 +30,8 @@ pub(super) fn of_step_end(
     bytes(&words)
 }
 
-/// Return the bytes of `Part`.
-pub(super) fn of_part_end(state: Address, draws: &[Draws]) -> Vec<u8> {
+/// Return the bytes of `Stage`.
+pub(super) fn of_stage_end(state: Address, draws: &[Draws]) -> Vec<u8> {
     let mut words = vec![state.0, pair(count(draws.len()), 0)];
     words.extend(offsets(draws));
     bytes(&words)

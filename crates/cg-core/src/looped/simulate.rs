@@ -1,6 +1,6 @@
 //! Simulated devices, which know what the kernels around the steps do.
 
-use super::{DECIDE, PART_END, STEP_END};
+use super::{DECIDE, STAGE_END, STEP_END};
 use crate::driver::handle::Address;
 use crate::driver::sim::{KernelCall, Sim};
 
@@ -10,8 +10,8 @@ pub(crate) fn register(sim: &Sim) {
         step_end(&Words::of(call, 0));
         Ok(())
     });
-    sim.kernel(PART_END, |call| {
-        part_end(&Words::of(call, 0));
+    sim.kernel(STAGE_END, |call| {
+        stage_end(&Words::of(call, 0));
         Ok(())
     });
     sim.kernel(DECIDE, |call| {
@@ -49,7 +49,7 @@ fn step_end(of: &Words<'_>) {
     }
 }
 
-fn part_end(of: &Words<'_>) {
+fn stage_end(of: &Words<'_>) {
     let draws = usize::try_from(of.low(1)).expect("a few");
     if of.read(of.word(0) + 4) == 0 {
         for draw in 0..draws {

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use cg_core::{Address, Condition, Draws, Flags, LoopPlan, Node, Part, Piece};
+use cg_core::{Address, Condition, Draws, Flags, LoopPlan, Node, Piece, Stage};
 use pyo3::prelude::*;
 
 use super::Device;
@@ -50,7 +50,7 @@ impl Template {
 
     /// Return a graph that makes a step again and again, and publishes what each has made.
     ///
-    /// `step` are its parts: a graph, the flags without which it does not run, and the addresses of the offsets that
+    /// `step` are its stages: a graph, the flags without which it does not run, and the addresses of the offsets that
     /// it moves, and how far. Flags are the address of the first, how many there are, and the bytes of each. `steps`
     /// are the most that a replay makes, and those of an iteration. `until` are flags that end it. `pieces` are
     /// published, as addresses and bytes. `host` are the addresses of the words and of the ring, and what has all that
@@ -62,7 +62,7 @@ impl Template {
     )]
     fn looped(
         py: Python<'_>,
-        step: Vec<PartGiven<'_>>,
+        step: Vec<StageGiven<'_>>,
         steps: (u32, u32),
         until: Option<(u64, u32, u32)>,
         pieces: Vec<(u64, u64)>,
@@ -83,9 +83,9 @@ impl Template {
             host: Address(words),
             ring: Address(ring),
         };
-        let step: Vec<Part<'_>> = step
+        let step: Vec<Stage<'_>> = step
             .iter()
-            .map(|(template, only_if, draws)| Part {
+            .map(|(template, only_if, draws)| Stage {
                 template: &template.core,
                 only_if: only_if.map(flags),
                 draws: draws
@@ -215,8 +215,8 @@ impl Template {
     }
 }
 
-/// A part of a step, as [`Template::looped`] gets it.
-type PartGiven<'py> = (
+/// A stage of a step, as [`Template::looped`] gets it.
+type StageGiven<'py> = (
     PyRef<'py, Template>,
     Option<(u64, u32, u32)>,
     Vec<(u64, u64)>,

@@ -33,7 +33,7 @@ use std::sync::Arc;
 use cg_core::saved::{Loaded, Names};
 use cg_core::{
     Address, Delivery, Destination, Device, Error, Feed, GraphHandle, LoopPlan, Memory, Outputs,
-    Padding, Part, Result, Stream, StreamHandle, Template, Tracker,
+    Padding, Result, Stage, Stream, StreamHandle, Template, Tracker,
 };
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -103,14 +103,14 @@ pub(crate) fn loaded_template(loaded: &Loaded, name: &str, memory: &Names<'_>) -
 
 /// Return a loop of a step. `owner` has the memory that the plan names.
 pub(crate) fn looped_template(
-    step: &[Part<'_>],
+    step: &[Stage<'_>],
     plan: &LoopPlan,
     owner: Py<PyAny>,
 ) -> Result<Template> {
     let Some(first) = step.first() else {
         return Err(Error::Invalid {
             argument: "step".to_owned(),
-            given: "without a part".to_owned(),
+            given: "without a stage".to_owned(),
             expected: "at least one".to_owned(),
         });
     };

@@ -1,4 +1,4 @@
-"""``when``: a part of a step that runs on a condition, and the capture of a step in such parts."""
+"""``when``: a stage that runs on a condition, and the capture of a step in stages."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from cgraph._driver import Pool
 from cgraph._loops.tensors import Flags
 from cgraph._source import user_line
 from cgraph.breaks import Work, eager_break
-from cgraph.cudagraph import CUDAGraph
 from cgraph.errors import CaptureError
 
-__all__ = ["PartsSession", "is_condition", "when"]
+__all__ = ["StagesSession", "is_condition", "when"]
 
 _NAME = "cgraph.when"
 
@@ -25,7 +24,7 @@ def when(flags: torch.Tensor, function: Callable[..., object], *tensors: torch.T
     """Call a function where all flags are set; in a step of :func:`cgraph.loop` the device decides.
 
     Elsewhere the host reads the flags and decides. The function changes tensors in place, and
-    returns nothing. In a loop it becomes a part of the graph that the driver runs or leaves out:
+    returns nothing. In a loop it becomes a stage of the graph that the driver runs or leaves out:
     what it reads of Python is as at the capture, and it may not call ``when`` itself.
 
     Args:
@@ -42,8 +41,8 @@ def when(flags: torch.Tensor, function: Callable[..., object], *tensors: torch.T
     ...     cgraph.when(x % 3 == 0, lambda total: total.add_(x), total)
     >>> with cgraph.sim.use():
     ...     x, total = torch.zeros(1, dtype=torch.long), torch.zeros(1, dtype=torch.long)
-    ...     cgraph.loop(step, x, total, max_steps=10).result()
-    (tensor([10]), tensor([18]))
+    ...     print(*cgraph.loop(step, x, total, max_steps=10).result())
+    tensor([10]) tensor([18])
     """
     Flags(flags, name="flags")
     _decided(flags, function, tensors)
@@ -64,22 +63,22 @@ def _decide(
 _decided = eager_break(_decide, name=_NAME)
 
 
-class PartsSession(Session):
-    """The capture of a step, whose breaks are parts that run on a condition; nothing is run.
+class StagesSession(Session):
+    """The capture of a step, whose breaks are stages that run on a condition; nothing is run.
 
     Attributes:
-        conditions: What parts run on, by their places among the segments.
+        conditions: What stages run on, by their places among the segments.
     """
 
     keeps = True
-    are_parts = True
+    are_stages = True
 
     def __init__(self, stream: Any, pool: Pool) -> None:
         super().__init__(stream, pool, "thread_local", (), None, may_be_empty=True, runs=False)
         self.conditions: dict[int, Flags] = {}
 
     def run(self, work: Work, args: Any, kwargs: Any) -> None:
-        """Capture the function of a condition as a part."""
+        """Capture the function of a condition as a stage."""
         try:
             if work.fn is not _decide:
                 raise CaptureError(f"it breaks at {work.name} ({user_line()})")
@@ -99,10 +98,6 @@ class PartsSession(Session):
             raise
         finally:
             self._in_break = False
-
-    def segments(self) -> list[CUDAGraph]:
-        """Return the parts."""
-        return [step for step in self._steps if isinstance(step, CUDAGraph)]
 
     def _go_on(self) -> None:
         with _torch.modes_aside(self._modes_inside):
