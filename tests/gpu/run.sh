@@ -28,7 +28,7 @@ if python3 -c "import xdist" 2> /dev/null; then
 fi
 "${pytest[@]}" "${processes[@]}" -m "not alone" tests || status=1
 "${pytest[@]}" -m alone tests || status=1
-for bench in replay random_replay small_captures callables graphed decode_calls segments piecewise pools import_time; do
+for bench in replay random_replay loops small_captures callables graphed decode_calls segments piecewise pools import_time; do
   python3 "benches/$bench.py" --results "$results" || status=1
 done
 exit $status
