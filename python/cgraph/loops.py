@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeAlias, TypedDict, overload
@@ -144,6 +145,7 @@ class Loop:
         self._against: Reason | None = None
         self._work: Launched | Stepwise | None = None
         self._run: weakref.ref[LoopRun] | None = None
+        self._lock = threading.Lock()
 
     def __call__(self, *state: torch.Tensor) -> LoopRun:
         """Begin a run.
@@ -152,12 +154,17 @@ class Loop:
             ArgumentError: The state, or what is published, is not what was expected.
             StateError: The run before is not over, or this is inside a capture.
         """
+        with self._lock:
+            return self._begin(state)
+
+    def report(self) -> LoopReport:
+        """Report how the steps of the last run were made, and why."""
+        return LoopReport.of(self._step.__qualname__, self._unroll, self._captures, self._against)
+
+    def _begin(self, state: tuple[torch.Tensor, ...]) -> LoopRun:
         if is_busy() or _driver.current().is_capturing():
             raise StateError("a loop was to begin inside a capture, and cannot be part of one")
-        if self._work is not None and not self._work.look():
-            if self._run is not None and self._run() is not None:
-                raise StateError("another run of the loop is under way: wait for its result()")
-            self._work.wait()
+        self._end_last_run()
         require_state(state)
         emitted = self._tensors(self._emit, state)
         until = [Flags(one) for one in self._tensors(self._until, state)]
@@ -174,9 +181,14 @@ class Loop:
         self._run = weakref.ref(run)
         return run
 
-    def report(self) -> LoopReport:
-        """Report how the steps of the last run were made, and why."""
-        return LoopReport.of(self._step.__qualname__, self._unroll, self._captures, self._against)
+    def _end_last_run(self) -> None:
+        """Let the last run, which is over or dropped, take what the next one overwrites."""
+        run = None if self._run is None else self._run()
+        if run is not None:
+            if not run._take():
+                raise StateError("another run of the loop is under way: wait for its result()")
+        elif self._work is not None:
+            self._work.wait()
 
     def _captured(
         self, state: Sequence[torch.Tensor], emitted: Sequence[torch.Tensor], until: Flags | None

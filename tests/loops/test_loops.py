@@ -387,9 +387,12 @@ def test_the_interpreter_ends_while_a_loop_runs(lab: Lab, keeps: bool) -> None:
 def test_values_stay_while_a_later_run_publishes_others(lab: Lab) -> None:
     looped = cgraph.loop(max_steps=3, emit="x")(lambda x: x + 1)
     x = torch.zeros(2, device=lab.device)
-    first = [*looped(x)]
-    second = [*looped(x)]
-    assert [one[0].item() for one in (*first, *second)] == [1, 2, 3, 4, 5, 6]
+    first, before = [*looped(x)], looped(x)
+    before.result()
+    after = looped(x)
+    values = [*first, *before, *after]
+    assert [one[0].item() for one in values] == [*range(1, 10)]
+    assert (before.steps, after.steps) == (3, 3)
 
 
 def test_a_loop_does_not_begin_inside_a_capture(lab: Lab) -> None:

@@ -32,7 +32,8 @@ class Launched:
         self._driver = _driver.current()
         self._header = loop.emitted.header
         self._header.zero_()
-        self._is_over = False
+        # The number of steps, once it is final.
+        self._last: int | None = None
         self._begin = time.perf_counter()
         loop.graph.replay()
         # Nobody else draws these numbers meanwhile.
@@ -48,11 +49,11 @@ class Launched:
     @property
     def steps(self) -> int:
         """The number of steps that were made so far."""
-        return int(self._header[0])
+        return int(self._header[0]) if self._last is None else self._last
 
     def look(self) -> bool:
         """Return whether the run has ended."""
-        if not self._is_over:
+        if self._last is None:
             if self._event is None:
                 self._driver.synchronize()
             elif not self._event.query():
@@ -68,11 +69,12 @@ class Launched:
 
     def stop(self) -> None:
         """Let the run end after the present iteration."""
-        self._header[1] = 1
+        if self._last is None:
+            self._header[1] = 1
 
     def drop(self) -> None:
         """End a run that nobody waits for; its memory stays until it has."""
-        if not self._is_over:
+        if self._last is None:
             self.stop()
             _dropped.append(self)
         _dropped[:] = [one for one in _dropped if not one._has_ended()]
@@ -92,7 +94,7 @@ class Launched:
 
     def _end(self) -> None:
         """Let the generators stand behind the steps that were made, unless others have drawn."""
-        self._is_over = True
+        self._last = self.steps
         found = zip(self._loop.draws, self._reserved, self._loop.emitted.offsets, strict=False)
         for (generator, _), reserved, offset in found:
             if generator.get_offset() == reserved:

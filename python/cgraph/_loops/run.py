@@ -83,9 +83,13 @@ class LoopRun:
         self._work.drop()
 
     def _has_ended(self) -> bool:
-        """Take what is new; return whether there is nothing left, nor will be."""
+        """Take what is new, if nothing waits; return whether nothing is left, nor will be."""
         if self._waiting:
             return False
+        return self._take() and not self._waiting
+
+    def _take(self) -> bool:
+        """Take what is new, which a later run overwrites; return whether the run is over."""
         # First, as the last steps may come between the two looks.
         is_over = self._work.look()
         begin, self._seen = self._seen, self._work.steps
@@ -94,4 +98,4 @@ class LoopRun:
         elif self._seen > begin:
             found = self._work.values(begin, self._seen)
             self._waiting.extend(one[0] if self._is_single else tuple(one) for one in found)
-        return is_over and not self._waiting
+        return is_over
