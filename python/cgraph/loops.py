@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import threading
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeAlias, TypedDict, overload
@@ -36,6 +35,7 @@ from cgraph._loops.stages import when
 from cgraph._loops.stepwise import Stepwise
 from cgraph._loops.tensors import Emitted, Flags, in_place, require_state
 from cgraph._reason import Reason
+from cgraph._source import place_of_function
 from cgraph.errors import ArgumentError, CaptureError, CgraphWarning, StateError
 from cgraph.functions import graphed
 
@@ -44,6 +44,7 @@ __all__ = ["Loop", "LoopReport", "LoopRun", "loop", "when"]
 Named: TypeAlias = "str | torch.Tensor"
 """A tensor, or the name of the step's parameter that has it."""
 
+_MOST_STEPS = 2**32 - 1
 _MOST_UNROLLED = 16
 # Of tensors that a step takes without names.
 _MOST_STATE = 64
@@ -110,8 +111,12 @@ def loop(
     """
     steps = 1 if unroll == "auto" else unroll
     for name, value in (("max_steps", max_steps), ("unroll", steps)):
-        if type(value) is not int or value < 1:
-            raise ArgumentError(f"{name} is {value!r:.40}, expected a number, at least 1")
+        if type(value) is not int or not 1 <= value <= _MOST_STEPS:
+            raise ArgumentError(
+                f"{name} is {value!r:.40}, expected a number, at least 1 and below 2**32"
+            )
+    if isinstance(until, tuple | list):
+        raise ArgumentError(f"until is {until!r:.40}, expected one tensor, or one name")
     if unroll == "auto" and until is None:
         # So that no further step runs: the state is that after the last one.
         steps = max(one for one in range(1, _MOST_UNROLLED + 1) if max_steps % one == 0)
@@ -122,7 +127,12 @@ def loop(
 
 
 class Loop:
-    """A step that each call repeats by one launch; made by :func:`loop` as a decorator."""
+    """A step that each call repeats by one launch; made by :func:`loop` as a decorator.
+
+    As a method of a class it is a loop of its own for each object.
+    """
+
+    _attribute: str | None = None
 
     def __init__(
         self,
@@ -135,17 +145,28 @@ class Loop:
         pool: Pool | None,
     ) -> None:
         self.__wrapped__ = step
+        for name in functools.WRAPPER_ASSIGNMENTS:
+            if hasattr(step, name):
+                setattr(self, name, getattr(step, name))
+        self._options: dict[str, Any] = {
+            "max_steps": max_steps,
+            "until": until,
+            "emit": emit,
+            "unroll": unroll,
+            "pool": pool,
+        }
         self._most, self._unroll = max_steps, unroll
         self._until, self._emit = until, emit
         self._names = _names_of(step)
         self._step = graphed(in_place(step), static_args=self._names, pool=pool)
         # Values that the step reads make graphs of their own.
-        self._loops: weakref.WeakKeyDictionary[Recorded, CapturedLoop] = weakref.WeakKeyDictionary()
+        self._loops: weakref.WeakKeyDictionary[Recorded, CapturedLoop | Reason] = (
+            weakref.WeakKeyDictionary()
+        )
         self._captures = 0
         self._against: Reason | None = None
-        self._work: Launched | Stepwise | None = None
         self._run: weakref.ref[LoopRun] | None = None
-        self._lock = threading.Lock()
+        self._work: weakref.ref[Launched | Stepwise] | None = None
 
     def __call__(self, *state: torch.Tensor) -> LoopRun:
         """Begin a run.
@@ -154,78 +175,108 @@ class Loop:
             ArgumentError: The state, or what is published, is not what was expected.
             StateError: The run before is not over, or this is inside a capture.
         """
-        with self._lock:
+        if is_busy() or _driver.current().is_capturing():
+            raise StateError("a loop was to begin inside a capture, and cannot be part of one")
+        with self._step._lock:
             return self._begin(state)
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        """Learn the name of this method."""
+        self._attribute = name
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Loop:
+        """Return the loop of an object."""
+        if instance is None or self._attribute is None:
+            return self
+        kept_as = f"{self.__wrapped__.__qualname__}.loop"
+        bound: Loop | None = vars(instance).get(kept_as)
+        # A copy of an object has the attributes of the original.
+        if bound is None or bound.__wrapped__.__self__ is not instance:  # type: ignore[attr-defined]
+            bound = Loop(self.__wrapped__.__get__(instance), **self._options)
+            bound._attribute = self._attribute
+            vars(instance)[kept_as] = bound
+        return bound
+
+    def __reduce__(self) -> Any:
+        """Copy and pickle by name, without graphs."""
+        instance = getattr(self.__wrapped__, "__self__", None)
+        if self._attribute is None or instance is None:
+            return self._step.__qualname__
+        return getattr, (instance, self._attribute)
 
     def report(self) -> LoopReport:
         """Report how the steps of the last run were made, and why."""
         return LoopReport.of(self._step.__qualname__, self._unroll, self._captures, self._against)
 
     def _begin(self, state: tuple[torch.Tensor, ...]) -> LoopRun:
-        if is_busy() or _driver.current().is_capturing():
-            raise StateError("a loop was to begin inside a capture, and cannot be part of one")
         self._end_last_run()
+        if len(state) > len(self._names):
+            raise ArgumentError(
+                f"the state has {len(state)} tensors, expected at most {len(self._names)}"
+            )
         require_state(state)
         emitted = self._tensors(self._emit, state)
-        until = [Flags(one) for one in self._tensors(self._until, state)]
+        until = [Flags(one, "until") for one in self._tensors(self._until, state)]
         with torch.no_grad():
             captured = self._captured(state, emitted, until[0] if until else None)
+        work: Launched | Stepwise
         if captured is not None:
-            self._work = Launched(captured)
+            # The function has the tensors that it reads besides the state.
+            work = Launched(captured, (self._step, state))
         else:
             flags = until[0].tensor if until else None
-            self._work = Stepwise(self._one(state), emitted, flags, self._most)
+            work = Stepwise(self._one(state), emitted, flags, self._most)
         is_single = not isinstance(self._emit, tuple | list)
-        report = self.report()
-        run = LoopRun(self._work, state, emits=bool(emitted), is_single=is_single, report=report)
-        self._run = weakref.ref(run)
+        run = LoopRun(work, state, emits=bool(emitted), is_single=is_single, report=self.report())
+        self._run, self._work = weakref.ref(run), weakref.ref(work)
         return run
 
     def _end_last_run(self) -> None:
         """Let the last run, which is over or dropped, take what the next one overwrites."""
         run = None if self._run is None else self._run()
-        if run is not None:
-            if not run._take():
-                raise StateError("another run of the loop is under way: wait for its result()")
-        elif self._work is not None:
-            self._work.wait()
+        work = None if self._work is None else self._work()
+        if run is None:
+            if work is not None:
+                work.wait()
+        elif run._work.has_ended():
+            run._take()
+        else:
+            raise StateError("another run of the loop is under way: wait for its result()")
 
     def _captured(
         self, state: Sequence[torch.Tensor], emitted: Sequence[torch.Tensor], until: Flags | None
     ) -> CapturedLoop | None:
         """Return a loop of the step as it is now; None if the host makes the steps."""
-        if self._against is not None:
+        recorded = self._step._captured_for(state)
+        if recorded is None and self._against is None:
+            try:
+                recorded = self._recorded(state)
+            except CaptureError as error:
+                self._refuse(failed_by(error))
+        if recorded is None:
             return None
-        try:
-            recorded = self._recorded(state)
-        except CaptureError as error:
-            self._refuse(failed_by(error))
-            return None
-        found: CapturedLoop | Reason | None = self._loops.get(recorded)
-        found = found or reason_against(recorded)
+        found = self._loops.get(recorded) or reason_against(recorded)
         if found is None:
             found = capture_loop(
                 self._one(state),
-                state,
+                recorded,
                 Emitted(emitted, self._most),
                 until,
                 most_steps=self._most,
                 unroll=self._unroll,
-                pool=recorded.pool,
             )
             self._captures += 1
-        if isinstance(found, Reason):
-            self._refuse(found)
-            return None
         self._loops[recorded] = found
+        if isinstance(found, Reason):
+            self._refuse(found.at(place_of_function(self.__wrapped__)))
+            return None
+        self._against = None
         return found
 
     def _recorded(self, state: Sequence[torch.Tensor]) -> Recorded:
-        """Return a graph of the step whose guards hold now."""
+        """Capture the step; return its graph."""
+        self._step.capture(*state, progress=False)
         recorded = self._step._captured_for(state)
-        if recorded is None:
-            self._step.capture(*state, progress=False)
-            recorded = self._step._captured_for(state)
         if recorded is None:
             raise CaptureError(
                 f"{self._step.__qualname__} changes what it reads: its graph fits no later call"
@@ -233,9 +284,10 @@ class Loop:
         return recorded
 
     def _refuse(self, reason: Reason) -> None:
-        """Let the host make the steps from now on."""
+        """Let the host make the steps, as long as there is no other graph of the step."""
+        if reason != self._against:
+            reason.warn("The host makes each step of the loop", CgraphWarning)
         self._against = reason
-        reason.warn("The host makes each step of the loop", CgraphWarning)
 
     def _one(self, state: Sequence[torch.Tensor]) -> Callable[[], object]:
         """Return a function that makes a step."""
@@ -267,9 +319,10 @@ class Loop:
 def _names_of(step: Callable[..., Any]) -> list[str]:
     """Return the names of a step's parameters; those of ``*state`` have numbers."""
     try:
-        parameters = inspect.signature(step).parameters.values()
+        parameters = [*inspect.signature(step).parameters.values()]
     except (TypeError, ValueError):  # some functions of C have none
         return [f"args[{place}]" for place in range(_MOST_STATE)]
-    names = [one.name for one in parameters if one.kind != one.VAR_POSITIONAL]
+    kinds = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+    names = [one.name for one in parameters if one.kind in kinds]
     rest = [one.name for one in parameters if one.kind == one.VAR_POSITIONAL]
     return [*names, *(f"{one}[{place}]" for one in rest for place in range(_MOST_STATE))]

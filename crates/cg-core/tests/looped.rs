@@ -172,11 +172,17 @@ fn a_loop_ends_where_all_flags_are_set() {
 }
 
 #[test]
-fn the_host_ends_a_loop_by_a_word() {
-    let counted = Counted::new();
-    HOST_BYTES.lock().unwrap()[4] = 1;
-    let template = counted.looped(&counted.plan(50, 1)).unwrap();
-    assert_eq!(counted.replayed(&template), (1, vec![1]));
+fn the_host_ends_a_loop_by_a_word_after_an_iteration() {
+    for unroll in [1, 4] {
+        let counted = Counted::new();
+        HOST_BYTES.lock().unwrap()[4] = 1;
+        let template = counted.looped(&counted.plan(50, unroll)).unwrap();
+        let expected = (unroll, (1..=unroll).collect());
+        assert_eq!(counted.replayed(&template), expected);
+        // All steps that were made count: the state is that of the last one.
+        assert_eq!(word(&counted.number), unroll);
+        assert_eq!(word(&counted.offset), 100 + unroll * 4);
+    }
 }
 
 #[test]
@@ -280,5 +286,15 @@ fn a_step_with_a_node_that_no_body_takes_is_refused_by_its_kind() {
     let event = Event::new(&counted.device).unwrap();
     counted.step.add_event_record(&event, &[]).unwrap();
     let text = refused(&counted);
+    assert!(text.contains("of the step is an event"), "{text}");
+    let outer = Template::new(&counted.device).unwrap();
+    outer.add_child(&counted.step, &[]).unwrap();
+    let stage = Stage {
+        template: &outer,
+        only_if: None,
+        draws: Vec::new(),
+    };
+    let error = counted.looped_of(&[stage], &plan).unwrap_err();
+    let text = error.to_string();
     assert!(text.contains("of the step is an event"), "{text}");
 }

@@ -235,6 +235,7 @@ def record(plan: CapturePlan, statics: list[torch.Tensor]) -> Capture:
         session.close()
     recorded = Recorded(graph, statics, result, time.perf_counter() - began, plan.stream)
     recorded.gradients = gradients
+    recorded.generators = plan.before.generators
     recorded.mutated = [place for place, one in enumerate(statics) if observer.has_written(one)]
     recorded.writes = observer.writes_outside()
     recorded.takes = observer.taken_outside()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,6 +34,7 @@ class Recorded:
         takes: The ends of all memory that it works on and that is not its own.
         kept: Memory from outside that it reads, which must stay.
         gradients: The changes to the ``.grad`` of leaves.
+        generators: The generators that it draws from, besides the default one.
         frozen: The unguarded tensors that it reads, as text.
         seconds: The time of capture and instantiation together.
         stream: The stream of the capture; None if it shares its pool with no other.
@@ -58,6 +60,7 @@ class Recorded:
         self.takes: list[tuple[int, int]] = []
         self.kept: list[Any] = []
         self.gradients = LeafGradients()
+        self.generators: Sequence[torch.Generator] = ()
         self.frozen: tuple[str, ...] = ()
         self.seconds = seconds
         self.stream = stream

@@ -9,17 +9,21 @@ import torch
 
 from cgraph import _core, _driver, _torch
 from cgraph._captures.busy import busy
-from cgraph._driver import Captured, Pool
+from cgraph._driver import Captured
 from cgraph._graphed.recorded import Recorded
+from cgraph._graphed.static_memory import PoolUse
 from cgraph._loops.stages import StagesSession, is_condition
 from cgraph._loops.tensors import Emitted, Flags
 from cgraph._reason import Reason
 from cgraph.causes import Cause
 from cgraph.cudagraph import CUDAGraph
-from cgraph.errors import ArgumentError, CaptureError, InstantiateError
+from cgraph.errors import ArgumentError, CaptureError, DriverError, InstantiateError
 from cgraph.segments import SegmentedGraph
 
 __all__ = ["CapturedLoop", "capture_loop", "reason_against"]
+
+# CUDA_ERROR_INVALID_VALUE and CUDA_ERROR_NOT_SUPPORTED, of what the driver repeats in no loop.
+_REFUSALS = (1, 801)
 
 
 @dataclass(eq=False)
@@ -28,13 +32,27 @@ class CapturedLoop:
 
     Attributes:
         graph: The graph of the loop.
+        use: The use of its pool.
         emitted: What it publishes.
         draws: The generators that steps draw from, and how far a run moves their offsets at most.
+        event: Recorded behind each run; None on the simulator.
     """
 
     graph: CUDAGraph
+    use: PoolUse
     emitted: Emitted
     draws: Sequence[tuple[torch.Generator, int]]
+    event: torch.cuda.Event | None
+    _kept: _core.HookHandle | None = None
+
+    def keep(self, what: object) -> None:
+        """Keep something besides the graph's own memory, in place of what was kept until now.
+
+        If the graph goes, its run under way keeps it.
+        """
+        if self._kept is not None:
+            self._kept.remove()
+        self._kept = None if what is None else self.graph.retain_object(what)
 
 
 def reason_against(recorded: Recorded) -> Reason | None:
@@ -53,29 +71,30 @@ def reason_against(recorded: Recorded) -> Reason | None:
 
 def capture_loop(
     step: Callable[[], object],
-    state: Sequence[torch.Tensor],
+    recorded: Recorded,
     emitted: Emitted,
     until: Flags | None,
     *,
     most_steps: int,
     unroll: int,
-    pool: Pool,
 ) -> CapturedLoop | Reason:
     """Capture a step that has been captured before, as the body of a loop.
 
     Args:
         step: Makes a step.
-        state: The tensors that it changes.
+        recorded: The graph of one step.
         emitted: What it publishes.
         until: What ends a run.
         most_steps: The most steps of a run.
         unroll: Steps of an iteration.
-        pool: The pool of the capture.
 
     Returns:
         The loop; or the reason why the driver does not take the step as a body.
     """
-    session = StagesSession(_driver.current().new_stream(), pool)
+    use = PoolUse.of(_driver.current(), recorded.pool)
+    # On the stream of the pool's other captures, whose free blocks it gets.
+    stream = use.stream if recorded.stream is None else recorded.stream
+    session = StagesSession(stream, recorded.pool, recorded.generators)
     try:
         with torch.no_grad(), busy():
             stages, _ = SegmentedGraph._made(session, step, ())
@@ -99,12 +118,13 @@ def capture_loop(
             draws[words] = known[0], known[1] + offset
         only_if = session.conditions.get(place)
         given.append((segment._template, None if only_if is None else only_if.address, moved))
-    owner = stages, session.conditions, emitted, until, *state
-    host = emitted.header.data_ptr(), emitted.ring.data_ptr(), owner
+    host = *emitted.addresses, emitted.memory
     flags = None if until is None else until.address
     try:
-        template = _core.Template.looped(given, (most_steps, unroll), flags, emitted.pieces(), host)
-    except ArgumentError as error:
+        template = _core.Template.looped(given, (most_steps, unroll), flags, emitted.pieces, host)
+    except (ArgumentError, DriverError) as error:
+        if isinstance(error, DriverError) and error.code not in _REFUSALS:
+            raise
         return _of_step(str(error))
     made = _graph_of(template, segments, list(draws), [one for one, _ in draws.values()])
     try:
@@ -112,7 +132,10 @@ def capture_loop(
     except InstantiateError as error:
         return _of_step(str(error))
     most = [(generator, offset * most_steps) for generator, offset in draws.values()]
-    return CapturedLoop(made, emitted, most)
+    is_gpu = _driver.current().device_type == "cuda"
+    # Blocking, as a run may take seconds.
+    event = torch.cuda.Event(blocking=True) if is_gpu else None
+    return CapturedLoop(made, use, emitted, most, event)
 
 
 def _graph_of(

@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-import torch
-
 from cgraph import _driver
 from cgraph._loops.capture import CapturedLoop
 
@@ -20,38 +18,45 @@ __all__ = ["Launched"]
 _SHORTEST, _LONGEST, _PART = 20e-6, 1e-3, 1 / 16
 
 _living: weakref.WeakSet[Launched] = weakref.WeakSet()
-# Dropped runs that may not have ended: the device writes to their memory.
-_dropped: list[Launched] = []
 
 
 class Launched:
-    """The steps of a run that one launch makes; they are under way from the beginning."""
+    """The steps of a run that one launch makes; they are under way from the beginning.
 
-    def __init__(self, loop: CapturedLoop) -> None:
-        self._loop = loop
-        self._driver = _driver.current()
+    Args:
+        loop: The loop.
+        keeps: What must stay until the run has ended, besides the memory of the loop's own.
+    """
+
+    def __init__(self, loop: CapturedLoop, keeps: object) -> None:
+        self._driver, self._loop, self._event = _driver.current(), loop, loop.event
         self._header = loop.emitted.header
-        self._header.zero_()
         # The number of steps, once it is final.
         self._last: int | None = None
+        if self._event is not None:
+            # A run that was dropped may be under way.
+            self._event.synchronize()
+        self._header.steps = self._header.stop = 0
+        loop.keep(keeps)
+        # Graphs of the pool that were replayed on other streams have the same memory.
+        loop.use.last_stream.follow()
+        loop.use.lent.overwrite()
         self._begin = time.perf_counter()
         loop.graph.replay()
-        # Nobody else draws these numbers meanwhile.
+        # So that whoever draws meanwhile gets other numbers.
         self._reserved = [one.get_offset() + most for one, most in loop.draws]
         for (generator, _), offset in zip(loop.draws, self._reserved, strict=True):
             generator.set_offset(offset)
-        self._event: Any = None
-        if self._driver.device_type == "cuda":
-            self._event = torch.cuda.Event(blocking=True)
+        if self._event is not None:
             self._event.record()
         _living.add(self)
 
     @property
     def steps(self) -> int:
         """The number of steps that were made so far."""
-        return int(self._header[0]) if self._last is None else self._last
+        return self._header.steps if self._last is None else self._last
 
-    def look(self) -> bool:
+    def has_ended(self) -> bool:
         """Return whether the run has ended."""
         if self._last is None:
             if self._event is None:
@@ -61,23 +66,24 @@ class Launched:
             self._end()
         return True
 
+    def go_on(self) -> bool:
+        """Return whether the run has ended."""
+        return self.has_ended()
+
     def wait(self) -> None:
         """Return when the run has ended."""
         if self._event is not None:
             self._event.synchronize()
-        self.look()
+        self.has_ended()
 
     def stop(self) -> None:
         """Let the run end after the present iteration."""
         if self._last is None:
-            self._header[1] = 1
+            self._header.stop = 1
 
     def drop(self) -> None:
-        """End a run that nobody waits for; its memory stays until it has."""
-        if self._last is None:
-            self.stop()
-            _dropped.append(self)
-        _dropped[:] = [one for one in _dropped if not one._has_ended()]
+        """Let a run end that nobody waits for; its graph keeps the memory."""
+        self.stop()
 
     def values(self, begin: int, end: int) -> Sequence[Any]:
         """Return what each of some steps has published."""
@@ -87,18 +93,14 @@ class Launched:
         """Return the seconds until the next look."""
         return min(_LONGEST, max(_SHORTEST, (time.perf_counter() - self._begin) * _PART))
 
-    def _has_ended(self) -> bool:
-        with suppress(RuntimeError):  # whoever works on the device next is told
-            return self.look()
-        return False
-
     def _end(self) -> None:
         """Let the generators stand behind the steps that were made, unless others have drawn."""
-        self._last = self.steps
-        found = zip(self._loop.draws, self._reserved, self._loop.emitted.offsets, strict=False)
+        found = zip(self._loop.draws, self._reserved, self._header.offsets, strict=False)
         for (generator, _), reserved, offset in found:
             if generator.get_offset() == reserved:
                 generator.set_offset(offset)
+        self._last = self._header.steps
+        self._loop.keep(None)
 
 
 @atexit.register
@@ -107,5 +109,5 @@ def _end_all() -> None:
     for one in list(_living):
         one.stop()
     for one in list(_living):
-        one.wait()
-    _dropped.clear()
+        with suppress(RuntimeError):  # there is nobody to tell
+            one.wait()

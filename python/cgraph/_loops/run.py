@@ -51,7 +51,7 @@ class LoopRun:
     @property
     def is_over(self) -> bool:
         """True if the loop has ended; where the host makes the steps, each look makes one."""
-        return self._work.look()
+        return self._work.go_on()
 
     def stop(self) -> None:
         """Let the loop end after the present iteration, and return at once."""
@@ -91,7 +91,7 @@ class LoopRun:
     def _take(self) -> bool:
         """Take what is new, which a later run overwrites; return whether the run is over."""
         # First, as the last steps may come between the two looks.
-        is_over = self._work.look()
+        is_over = self._work.go_on()
         begin, self._seen = self._seen, self._work.steps
         if not self._emits:
             self._waiting.extend(range(begin, self._seen))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -25,7 +25,8 @@ def when(flags: torch.Tensor, function: Callable[..., object], *tensors: torch.T
 
     Elsewhere the host reads the flags and decides. The function changes tensors in place, and
     returns nothing. In a loop it becomes a stage of the graph that the driver runs or leaves out:
-    what it reads of Python is as at the capture, and it may not call ``when`` itself.
+    what it reads of Python is as at the capture, what it writes there stays undone, and it may not
+    call ``when`` itself.
 
     Args:
         flags: Booleans or integers.
@@ -44,7 +45,7 @@ def when(flags: torch.Tensor, function: Callable[..., object], *tensors: torch.T
     ...     print(*cgraph.loop(step, x, total, max_steps=10).result())
     tensor([10]) tensor([18])
     """
-    Flags(flags, name="flags")
+    Flags(flags, "flags")
     _decided(flags, function, tensors)
 
 
@@ -73,8 +74,10 @@ class StagesSession(Session):
     keeps = True
     are_stages = True
 
-    def __init__(self, stream: Any, pool: Pool) -> None:
-        super().__init__(stream, pool, "thread_local", (), None, may_be_empty=True, runs=False)
+    def __init__(self, stream: Any, pool: Pool, generators: Sequence[torch.Generator]) -> None:
+        super().__init__(
+            stream, pool, "thread_local", generators, None, may_be_empty=True, runs=False
+        )
         self.conditions: dict[int, Flags] = {}
 
     def run(self, work: Work, args: Any, kwargs: Any) -> None:
@@ -92,7 +95,7 @@ class StagesSession(Session):
                 function(*tensors)
                 self._go_on()
                 if len(self._steps) > before:
-                    self.conditions[before] = Flags(flags, name="flags")
+                    self.conditions[before] = Flags(flags, "flags")
         except BaseException as error:
             self._abandon(error)
             raise

@@ -7,11 +7,14 @@ from typing import Any
 
 import torch
 
+from cgraph import _driver
+from cgraph._breaks.modes import Modes
+
 __all__ = ["Stepwise"]
 
 
 class Stepwise:
-    """The steps of a run that the host makes, one at each look.
+    """The steps of a run that the host makes, one at a time, where and as the run has begun.
 
     Args:
         step: Makes a step.
@@ -28,6 +31,9 @@ class Stepwise:
         most_steps: int,
     ) -> None:
         self._step, self._emitted, self._until, self._most = step, emitted, until, most_steps
+        self._driver = _driver.current()
+        self._stream = self._driver.current_stream()
+        self._modes = Modes.now(self._driver.device_type)._replace(grad=False)
         self._values: list[list[torch.Tensor]] = []
         self._is_over = False
 
@@ -36,18 +42,23 @@ class Stepwise:
         """The number of steps that were made so far."""
         return len(self._values)
 
-    def look(self) -> bool:
+    def has_ended(self) -> bool:
+        """Return whether the run has ended."""
+        return self._is_over
+
+    def go_on(self) -> bool:
         """Make a step, unless the run has ended; return whether it has."""
         if not self._is_over:
-            self._step()
-            self._values.append([one.detach().to("cpu", copy=True) for one in self._emitted])
-            is_until = self._until is not None and bool((self._until != 0).all())
+            with self._driver.stream(self._stream), self._modes.restored():
+                self._step()
+                self._values.append([one.detach().to("cpu", copy=True) for one in self._emitted])
+                is_until = self._until is not None and bool((self._until != 0).all())
             self._is_over |= is_until or self.steps >= self._most
         return self._is_over
 
     def wait(self) -> None:
         """Make all steps."""
-        while not self.look():
+        while not self.go_on():
             pass
 
     def stop(self) -> None:

@@ -97,30 +97,30 @@ static __device__ void publish(const Parameter &p, unsigned step) {
 
 // Publish what a step has made, move random states on, and decide whether there is another step.
 extern "C" __global__ void cg_step_end(const Parameter p) {
-    __shared__ unsigned step, was_over;
-    if (threadIdx.x == 0) {
-        step = p.state->step;
-        was_over = p.state->is_over;
-    }
-    __syncthreads();
-    if (!was_over) {
+    // Asked first, as the answer of the host takes longest.
+    unsigned stop = p.decides && threadIdx.x == 0 ? p.host->stop : 0;
+    unsigned step = p.state->step;
+    bool is_over = p.state->is_over != 0;
+    if (!is_over) {
         publish(p, step);
+        // All threads of the block have published, and have read the state.
         bool all = are_set(p.until);
-        // What each thread has written is there before the host sees the number of the step.
-        __threadfence_system();
-        __syncthreads();
         if (threadIdx.x == 0) {
             for (unsigned i = 0; i < p.offsets; i++) {
                 move(p.offset[i]);
                 p.host->offset[i] = *reinterpret_cast<const u64 *>(p.offset[i].address);
             }
+            // A word of the host ends whole iterations, so that the state is that of the last step.
+            is_over = all || step + 1 >= p.most_steps || stop != 0;
             p.state->step = step + 1;
-            p.state->is_over = all || step + 1 >= p.most_steps || p.host->stop != 0;
+            p.state->is_over = is_over;
+            // What the block has written is there before the host sees the number of the step.
+            __threadfence_system();
             p.host->steps = step + 1;
         }
     }
     if (threadIdx.x == 0 && p.decides) {
-        cudaGraphSetConditional(p.condition, !p.state->is_over);
+        cudaGraphSetConditional(p.condition, !is_over);
     }
 }
 

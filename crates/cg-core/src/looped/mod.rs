@@ -8,7 +8,7 @@ use std::sync::Arc;
 use crate::body::Body;
 use crate::device::Device;
 use crate::driver::handle::Address;
-use crate::driver::owned::relaxed;
+use crate::driver::owned::{OwnedGraph, relaxed};
 use crate::driver::spec::{Dim3, NodeDetail, NodeSpec, WorkSpec};
 use crate::error::{Error, Result};
 use crate::memory::Memory;
@@ -23,8 +23,11 @@ pub(crate) use simulate::register;
 const MOST_PIECES: usize = 8;
 /// The most random states that a step may draw from.
 const MOST_OFFSETS: usize = 4;
-/// Threads of the kernels.
+/// Threads of the kernels, for many bytes and for a few, where they end sooner.
 const THREADS: u32 = 256;
+const FEW_THREADS: u32 = 32;
+/// Of pieces and flags together.
+const FEW_BYTES: u64 = 512;
 /// The kernel at the end of a step.
 const STEP_END: &str = "cg_step_end";
 /// The one at the end of a stage that is not the last.
@@ -88,7 +91,7 @@ pub struct LoopPlan {
     /// The memory that each step publishes, at most 8 pieces.
     pub pieces: Vec<Piece>,
     /// 40 bytes of the host, which the device reaches. Two 32-bit words: how many steps are there, which the loop
-    /// writes, and whether it is to stop, which the host writes. Then four 64-bit words, for the offsets of random
+    /// writes, and whether it is to stop after an iteration, which the host writes. Then four 64-bit words, for the offsets of random
     /// states after the last step, in the order in which stages name them first.
     pub host: Address,
     /// Memory of the host, which the device reaches: the pieces of each step, one after the other.
@@ -128,8 +131,8 @@ impl Template {
     /// does not repeat; what it reports.
     ///
     /// # Safety
-    /// All addresses are mapped for what is read and written there, as long as `owner`, and the ring has room for
-    /// all steps.
+    /// Until each replay has ended, all addresses are mapped for what is read and written there, and the ring has
+    /// room for all steps.
     #[expect(unsafe_code, reason = "the caller vouches for addresses")]
     pub unsafe fn looped(
         device: &Device,
@@ -160,25 +163,32 @@ impl Template {
 
     /// Raise unless a body takes all nodes.
     fn require_repeatable(&self) -> Result<()> {
-        for (place, node) in self.nodes()?.into_iter().enumerate() {
-            let found = match self.detail(node)? {
-                NodeDetail::Kernel { .. }
-                | NodeDetail::Memcpy { .. }
-                | NodeDetail::Memset { .. }
-                | NodeDetail::Empty
-                | NodeDetail::Child(_) => continue,
-                NodeDetail::Host { .. } => "a host function",
-                NodeDetail::EventRecord(_) | NodeDetail::EventWait(_) => "an event",
-                NodeDetail::MemAlloc { .. } | NodeDetail::MemFree { .. } => "memory of the graph",
-                NodeDetail::Conditional { .. } => "a conditional node",
-                _ => "of another kind",
-            };
-            let node = format!("node {place} of the step");
-            let expected = "a kernel, a copy, a memset, an empty node or a child graph";
-            return Err(Error::invalid(node, &found, expected));
-        }
-        Ok(())
+        self.with(|graph, _, _| require_repeatable(graph))
     }
+}
+
+fn require_repeatable(graph: &OwnedGraph) -> Result<()> {
+    for (place, node) in graph.nodes()?.into_iter().enumerate() {
+        let found = match graph.detail(node)? {
+            NodeDetail::Kernel { .. }
+            | NodeDetail::Memcpy { .. }
+            | NodeDetail::Memset { .. }
+            | NodeDetail::Empty => continue,
+            NodeDetail::Child(child) => {
+                require_repeatable(&graph.child(child))?;
+                continue;
+            }
+            NodeDetail::Host { .. } => "a host function",
+            NodeDetail::EventRecord(_) | NodeDetail::EventWait(_) => "an event",
+            NodeDetail::MemAlloc { .. } | NodeDetail::MemFree { .. } => "memory of the graph",
+            NodeDetail::Conditional { .. } => "a conditional node",
+            _ => "of another kind",
+        };
+        let node = format!("node {place} of the step");
+        let expected = "a kernel, a copy, a memset, an empty node or a child graph";
+        return Err(Error::invalid(node, &found, expected));
+    }
+    Ok(())
 }
 
 /// What the steps of a loop have in common.
@@ -234,7 +244,11 @@ impl<'a> Steps<'a> {
         }
         let (condition, state) = (body.condition(), self.state.address());
         let parameter = parameters::of_step_end(self.plan, condition, state, &self.last, decides);
-        body.add_node(&kernel(&self.kernels.step_end, [parameter]), &before)
+        let threads = threads(self.plan.bytes_of_step(), self.plan.until);
+        body.add_node(
+            &kernel(&self.kernels.step_end, threads, [parameter]),
+            &before,
+        )
     }
 
     fn add_if(
@@ -246,7 +260,8 @@ impl<'a> Steps<'a> {
     ) -> Result<Node> {
         let condition = body.new_condition(0)?;
         let parameters = parameters::of_decide(condition, flags);
-        let decided = body.add_node(&kernel(&self.kernels.decide, parameters), before)?;
+        let kernel = kernel(&self.kernels.decide, threads(0, Some(flags)), parameters);
+        let decided = body.add_node(&kernel, before)?;
         body.add_if(condition, &[decided], |inner| {
             self.add_stage(inner, &[], stage, true).map(|_| ())
         })
@@ -265,7 +280,8 @@ impl<'a> Steps<'a> {
             return Ok(node);
         }
         let parameter = parameters::of_stage_end(self.state.address(), &stage.draws);
-        body.add_node(&kernel(&self.kernels.stage_end, [parameter]), &[node])
+        let kernel = kernel(&self.kernels.stage_end, 1, [parameter]);
+        body.add_node(&kernel, &[node])
     }
 }
 
@@ -286,11 +302,27 @@ impl Kernels {
     }
 }
 
-fn kernel<const COUNT: usize>(function: &Function, parameters: [Vec<u8>; COUNT]) -> NodeSpec {
+/// Return how many threads look at so many bytes and at flags.
+fn threads(bytes: u64, flags: Option<Flags>) -> u32 {
+    let of_flags = flags.map_or(0, |one| {
+        u64::from(one.elements) * u64::from(one.element_bytes)
+    });
+    if bytes + of_flags <= FEW_BYTES {
+        FEW_THREADS
+    } else {
+        THREADS
+    }
+}
+
+fn kernel<const COUNT: usize>(
+    function: &Function,
+    threads: u32,
+    parameters: [Vec<u8>; COUNT],
+) -> NodeSpec {
     NodeSpec::Work(WorkSpec::Kernel {
         function: function.handle(),
         grid: 1.into(),
-        block: Dim3::from(THREADS),
+        block: Dim3::from(threads),
         shared_bytes: 0,
         args: Arc::new(parameters.map(Into::into)),
     })

@@ -25,6 +25,7 @@ fn step_end(of: &Words<'_>) {
     let call = of.call;
     let (state, host, ring, bytes_of_step) = (of.word(1), of.word(2), of.word(3), of.word(4));
     let step = of.read(state);
+    let decides = of.high(7) != 0;
     if of.read(state + 4) == 0 {
         let mut to = ring + u64::from(step) * bytes_of_step;
         let pieces = usize::try_from(of.low(8)).expect("a few");
@@ -40,11 +41,12 @@ fn step_end(of: &Words<'_>) {
         }
         of.write(state, step + 1);
         let is_last = u64::from(step) + 1 >= of.low(7);
-        let is_over = of.are_set(5) || is_last || of.read(host + 4) != 0;
+        let is_stopped = decides && of.read(host + 4) != 0;
+        let is_over = of.are_set(5) || is_last || is_stopped;
         of.write(state + 4, u32::from(is_over));
         of.write(host, step + 1);
     }
-    if of.high(7) != 0 {
+    if decides {
         call.set_condition(0, u32::from(of.read(state + 4) == 0));
     }
 }
