@@ -1000,6 +1000,8 @@ class Dispatcher:
     ) -> Self: ...
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Replay the entry that the arguments fit."""
+    def entry_for(self, *args: Any) -> Entry | None:
+        """Return the entry that a call would replay, and note its use; None if it fits none."""
     @property
     def _is_intercepted(self) -> bool:
         """True if a transform of ``torch.func``, a mode or a tracer sees operators."""

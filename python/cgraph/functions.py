@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, ove
 
 import torch
 
-from cgraph import _driver, _torch
+from cgraph import _core, _driver, _torch
 from cgraph._captures.busy import is_busy
 from cgraph._graphed.arguments import Arguments
 from cgraph._graphed.cache import Keys
@@ -318,8 +318,8 @@ class GraphedFunction(Binding, Generic[P, R_co]):
             finally:
                 self._is_frozen = False
 
-    def _captured_for(self, args: Sequence[Any]) -> Recorded | None:
-        """Return the graph that a call with these arguments would replay now; None without."""
+    def _captured_for(self, args: Sequence[Any]) -> tuple[_core.Entry, Recorded] | None:
+        """Return the entry that a call with these arguments would replay now, and its graph."""
         with self._lock:
             call = self._answers.taken(tuple(args), {})
             with call.on_device():

@@ -22,7 +22,7 @@ from typing import Any, Literal, TypeAlias, TypedDict, overload
 import torch
 from typing_extensions import Required, Unpack
 
-from cgraph import _driver
+from cgraph import _core, _driver
 from cgraph._captures.busy import is_busy
 from cgraph._driver import Pool
 from cgraph._explanation.findings import failed_by
@@ -160,7 +160,7 @@ class Loop:
         self._names = _names_of(step)
         self._step = graphed(in_place(step), static_args=self._names, pool=pool)
         # Values that the step reads make graphs of their own.
-        self._loops: weakref.WeakKeyDictionary[Recorded, CapturedLoop | Reason] = (
+        self._loops: weakref.WeakKeyDictionary[_core.Entry, CapturedLoop | Reason] = (
             weakref.WeakKeyDictionary()
         )
         self._captures = 0
@@ -247,15 +247,21 @@ class Loop:
         self, state: Sequence[torch.Tensor], emitted: Sequence[torch.Tensor], until: Flags | None
     ) -> CapturedLoop | None:
         """Return a loop of the step as it is now; None if the host makes the steps."""
-        recorded = self._step._captured_for(state)
-        if recorded is None and self._against is None:
+        entry = self._step.entry_for(*state)
+        known = None if entry is None else self._loops.get(entry)
+        if isinstance(known, CapturedLoop):
+            self._against = None
+            return known
+        pair = self._step._captured_for(state)
+        if pair is None and self._against is None:
             try:
-                recorded = self._recorded(state)
+                pair = self._recorded(state)
             except CaptureError as error:
                 self._refuse(failed_by(error))
-        if recorded is None:
+        if pair is None:
             return None
-        found = self._loops.get(recorded) or reason_against(recorded)
+        entry, recorded = pair
+        found = self._loops.get(entry) or reason_against(recorded)
         if found is None:
             found = capture_loop(
                 self._one(state),
@@ -266,22 +272,22 @@ class Loop:
                 unroll=self._unroll,
             )
             self._captures += 1
-        self._loops[recorded] = found
+        self._loops[entry] = found
         if isinstance(found, Reason):
             self._refuse(found.at(place_of_function(self.__wrapped__)))
             return None
         self._against = None
         return found
 
-    def _recorded(self, state: Sequence[torch.Tensor]) -> Recorded:
+    def _recorded(self, state: Sequence[torch.Tensor]) -> tuple[_core.Entry, Recorded]:
         """Capture the step; return its graph."""
         self._step.capture(*state, progress=False)
-        recorded = self._step._captured_for(state)
-        if recorded is None:
+        pair = self._step._captured_for(state)
+        if pair is None:
             raise CaptureError(
                 f"{self._step.__qualname__} changes what it reads: its graph fits no later call"
             )
-        return recorded
+        return pair
 
     def _refuse(self, reason: Reason) -> None:
         """Let the host make the steps, as long as there is no other graph of the step."""

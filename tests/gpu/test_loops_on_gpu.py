@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from typing import Any
 
@@ -65,6 +66,27 @@ def test_a_loop_draws_the_numbers_of_as_many_replays(unroll: int) -> None:
         assert torch.cuda.default_generators[0].get_offset() == offset
     assert looped.report().how == "launch"
     assert looped.report().captures == 1
+
+
+def test_a_thousand_steps_draw_what_a_thousand_replays_draw() -> None:
+    sampler = Sampler()
+    tokens, place = state()
+    looped = cgraph.loop(max_steps=1000, emit="token", unroll=8)(sampler)
+    for seed in range(20):
+        torch.cuda.manual_seed(seed)
+        expected, offset = replayed(sampler, 1000)
+        torch.cuda.manual_seed(seed)
+        for one, begin in zip((tokens, place), state(), strict=True):
+            one.copy_(begin)
+        run = looped(tokens, place)
+        found = []
+        for number, value in enumerate(run):
+            found.append(value)
+            if number % 100 == 0:
+                time.sleep(0.002)
+        assert all(map(torch.equal, found, expected)), seed
+        assert len(found) == run.steps == 1000
+        assert torch.cuda.default_generators[0].get_offset() == offset
 
 
 def test_numbers_that_are_drawn_meanwhile_are_others() -> None:
@@ -159,3 +181,54 @@ def test_a_pool_that_is_paused_while_a_loop_runs_waits_for_its_end() -> None:
     assert run.is_over
     pool.resume()
     assert x[0].item() == 2_000
+
+
+def test_a_loop_on_another_stream_keeps_what_it_reads_though_nobody_else_does() -> None:
+    class Adds:
+        def __init__(self) -> None:
+            self.table = torch.ones(2**20, dtype=torch.long, device="cuda")
+
+        def __call__(self, x: Tensor) -> Tensor:
+            return x + self.table[:1]
+
+    x = torch.zeros(1, dtype=torch.long, device="cuda")
+    looped = cgraph.loop(max_steps=20_000, unroll=1)(Adds())
+    address = looped.__wrapped__.table.data_ptr()  # type: ignore[attr-defined]
+    looped(x).stop()
+    x.zero_()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        run = looped(x)
+    del looped
+    gc.collect()
+    others = [torch.full((2**20,), 5, dtype=torch.long, device="cuda") for _ in range(4)]
+    assert run.is_over or address not in [one.data_ptr() for one in others]
+    assert run.result()[0].item() == 20_000
+
+
+def test_a_run_that_is_stopped_leaves_state_offset_and_steps_alike() -> None:
+    x, count = torch.zeros(4, device="cuda"), torch.zeros(1, dtype=torch.long, device="cuda")
+
+    def step(x: Tensor, count: Tensor) -> None:
+        x.copy_(torch.rand_like(x))
+        count.add_(1)
+
+    looped = cgraph.loop(max_steps=100_000, emit=("x", "count"), unroll=8)(step)
+    looped(x, count).stop()
+    count.zero_()
+    torch.cuda.manual_seed(11)
+    begin = torch.cuda.default_generators[0].get_offset()
+    run = looped(x, count)
+    values = iter(run)
+    next(values)
+    run.stop()
+    last, after = list(values)[-1], run.result()
+    assert torch.equal(last[0], after[0].cpu())
+    assert last[1].item() == after[1].item() == run.steps < 100_000
+    moved = torch.cuda.default_generators[0].get_offset() - begin
+    assert moved == run.steps * (moved // run.steps) > 0
+    following = torch.rand(4, device="cuda")
+    torch.cuda.manual_seed(11)
+    for _ in range(run.steps):
+        expected = torch.rand(4, device="cuda")
+    assert torch.equal(expected, after[0])
+    assert torch.equal(torch.rand(4, device="cuda"), following)

@@ -197,12 +197,13 @@ class Answers:
             key = self.new_key(family, call, changes)
         return family, key, call
 
-    def captured_for(self, call: Call) -> Recorded | None:
-        """Return the graph without gradients that a call would replay now; None without."""
+    def captured_for(self, call: Call) -> tuple[_core.Entry, Recorded] | None:
+        """Return the entry that a call would replay now, and its graph; None without one."""
         _, key, call = self.key_of(call)
-        recorded = key.recorded
-        holds = recorded is not None and self._holds(key, call)
-        return recorded if holds and isinstance(recorded, Recorded) else None
+        if not isinstance(key.recorded, Recorded) or not self._holds(key, call):
+            return None
+        assert key.entry is not None
+        return key.entry, key.recorded
 
     def require_fit(self, call: Call) -> None:
         """Raise Python's error for arguments that the function cannot be called with."""

@@ -47,7 +47,7 @@ pub(crate) struct Entry {
     replays: AtomicU64,
     /// Calls that its feed has made without a replay.
     eager_calls: AtomicU64,
-    /// When it was made or replayed last; the later, the larger.
+    /// When it was made or used last; the later, the larger.
     last_use: AtomicU64,
 }
 
@@ -171,7 +171,7 @@ impl Entry {
         self.eager_calls.load(Ordering::Relaxed)
     }
 
-    /// When it was made or replayed last: the entry with the largest number was so after all others.
+    /// When it was made or used last: the entry with the largest number was so after all others.
     #[getter]
     fn last_use(&self) -> u64 {
         self.last_use.load(Ordering::Relaxed)
@@ -328,7 +328,13 @@ impl Entry {
         } else {
             &entry.replays
         });
-        entry.last_use.store(raw::count(&CLOCK), Ordering::Relaxed);
+        entry.note_use();
         Ok(result)
+    }
+
+    /// Note that nothing was used later.
+    #[inline]
+    pub(super) fn note_use(&self) {
+        self.last_use.store(raw::count(&CLOCK), Ordering::Relaxed);
     }
 }

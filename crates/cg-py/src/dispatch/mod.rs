@@ -110,6 +110,26 @@ impl Dispatcher {
         Ok(missed.unbind())
     }
 
+    /// Return the entry that a call with these arguments would replay now, and note that it is used; none where
+    /// `_miss` would get them.
+    #[pyo3(signature = (*args))]
+    fn entry_for<'py>(
+        &self,
+        py: Python<'py>,
+        args: &Bound<'py, PyTuple>,
+    ) -> PyResult<Option<Bound<'py, Entry>>> {
+        if self.observers.are_there(py)? {
+            return Ok(None);
+        }
+        let (mode, mut matched) = (self.modes.now(py)?, MatchedArguments::default());
+        let found = self.fitting(&mode, args, None, &mut matched)?;
+        Ok(found.map(|(_, entry)| {
+            entry.get().give_back(py, &mut matched);
+            entry.get().note_use();
+            entry
+        }))
+    }
+
     /// Return whether somebody has to see the operators.
     #[getter(_is_intercepted)]
     fn is_intercepted(&self, py: Python<'_>) -> PyResult<bool> {
