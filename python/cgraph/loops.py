@@ -166,7 +166,6 @@ class Loop:
         self._captures = 0
         self._against: Reason | None = None
         self._run: weakref.ref[LoopRun] | None = None
-        self._work: weakref.ref[Launched | Stepwise] | None = None
 
     def __call__(self, *state: torch.Tensor) -> LoopRun:
         """Begin a run.
@@ -228,20 +227,17 @@ class Loop:
             work = Stepwise(self._one(state), emitted, flags, self._most)
         is_single = not isinstance(self._emit, tuple | list)
         run = LoopRun(work, state, emits=bool(emitted), is_single=is_single, report=self.report())
-        self._run, self._work = weakref.ref(run), weakref.ref(work)
+        self._run = weakref.ref(run)
         return run
 
     def _end_last_run(self) -> None:
-        """Let the last run, which is over or dropped, take what the next one overwrites."""
+        """Let the last run, if somebody has it, take what the next one overwrites."""
         run = None if self._run is None else self._run()
-        work = None if self._work is None else self._work()
         if run is None:
-            if work is not None:
-                work.wait()
-        elif run._work.has_ended():
-            run._take()
-        else:
+            return
+        if not run._work.has_ended():
             raise StateError("another run of the loop is under way: wait for its result()")
+        run._take()
 
     def _captured(
         self, state: Sequence[torch.Tensor], emitted: Sequence[torch.Tensor], until: Flags | None

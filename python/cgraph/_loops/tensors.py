@@ -130,7 +130,7 @@ class Header(ctypes.Structure):
 
 
 class Emitted:
-    """What steps publish, and the memory of the host for all of them.
+    """The memory of the host for what steps publish.
 
     Args:
         tensors: The tensors that each step publishes; no reference to them is kept.
