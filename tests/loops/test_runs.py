@@ -20,6 +20,11 @@ from cgraph.errors import CgraphWarning, OutOfMemoryError, StateError
 from lab import Lab
 
 
+def many(lab: Lab) -> int:
+    """Return a number of steps that take a while."""
+    return 400 if lab.device == "cpu" else 100_000
+
+
 @cgraph.eager_break
 def doubled(x: Tensor) -> None:
     x.mul_(2)
@@ -96,7 +101,7 @@ def test_the_interpreter_ends_while_a_loop_runs(lab: Lab, keeps: bool) -> None:
     program = f"""
         import torch, cgraph
         x = torch.zeros(4, device="{lab.device}")
-        run = cgraph.loop(lambda x: x + 1, x, max_steps=100_000, unroll=1, emit="x")
+        run = cgraph.loop(lambda x: x + 1, x, max_steps={many(lab)}, unroll=1, emit="x")
         if not {keeps}:
             del run
         print("at the end")
@@ -122,7 +127,7 @@ def test_values_stay_while_a_later_run_publishes_others(lab: Lab) -> None:
 
 
 def test_a_stopped_run_leaves_the_state_of_its_last_step(lab: Lab) -> None:
-    looped = cgraph.loop(max_steps=100_000, emit="x", unroll=4)(lambda x: x + 1)
+    looped = cgraph.loop(max_steps=many(lab), emit="x", unroll=4)(lambda x: x + 1)
     x = torch.zeros(1, dtype=torch.long, device=lab.device)
     run = looped(x)
     run.stop()
@@ -182,3 +187,52 @@ def test_numbers_of_steps_that_no_memory_can_hold_are_an_error_with_both_sizes(l
     x = torch.zeros(2**20, device=lab.device)
     with pytest.raises(OutOfMemoryError, match="publishes 4194304 bytes in each of 42949"):
         cgraph.loop(lambda x: x + 1, x, max_steps=2**32 - 1, emit="x")
+
+
+def test_a_consumer_that_raises_ends_neither_the_run_nor_the_loop(lab: Lab) -> None:
+    looped = cgraph.loop(max_steps=5, emit="x")(lambda x: x + 1)
+    x = torch.zeros(1, device=lab.device)
+    run = looped(x)
+    with pytest.raises(ZeroDivisionError):
+        for one in run:
+            if one.item() == 2:
+                raise ZeroDivisionError
+    assert [one.item() for one in run] == [3, 4, 5]
+    assert run.result()[0].item() == 5
+    assert [one.item() for one in looped(x)] == [6, 7, 8, 9, 10]
+
+
+def test_a_task_that_is_cancelled_leaves_the_run_to_others(lab: Lab) -> None:
+    seen: list[float] = []
+
+    async def consume(run: Any) -> None:
+        async for one in run:
+            seen.append(one.item())
+            await asyncio.sleep(3600 if one.item() == 2 else 0)
+
+    async def cancelled(run: Any) -> None:
+        task = asyncio.create_task(consume(run))
+        while len(seen) < 2:
+            await asyncio.sleep(0.001)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    looped = cgraph.loop(max_steps=5, emit="x")(lambda x: x + 1)
+    x = torch.zeros(1, device=lab.device)
+    run = looped(x)
+    asyncio.run(cancelled(run))
+    assert [one.item() for one in run] == [3, 4, 5]
+    assert len([*looped(x)]) == 5
+
+
+def test_flags_of_numbers_that_are_none_end_no_run(lab: Lab) -> None:
+    def step(x: Tensor, done: Tensor) -> None:
+        x.add_(1)
+        done.copy_(x > 3)
+
+    x = torch.full((2,), float("nan"), device=lab.device)
+    done = torch.zeros(2, dtype=torch.bool, device=lab.device)
+    run = cgraph.loop(step, x, done, max_steps=7, until="done")
+    assert run.result()[0].isnan().all()
+    assert run.steps == 7
