@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import weakref
@@ -26,8 +27,9 @@ from cgraph import _core, _driver
 from cgraph._captures.busy import is_busy
 from cgraph._driver import Pool
 from cgraph._explanation.findings import failed_by
+from cgraph._graphed.method import bound_to, is_method, is_named
 from cgraph._graphed.recorded import Recorded
-from cgraph._loops.capture import CapturedLoop, capture_loop, reason_against
+from cgraph._loops.capture import CapturedLoop, capture_loop, is_refusal, reason_against
 from cgraph._loops.launched import Launched
 from cgraph._loops.report import LoopReport
 from cgraph._loops.run import LoopRun
@@ -36,6 +38,7 @@ from cgraph._loops.stepwise import Stepwise
 from cgraph._loops.tensors import Emitted, Flags, in_place, require_state
 from cgraph._reason import Reason
 from cgraph._source import place_of_function
+from cgraph.causes import Cause
 from cgraph.errors import ArgumentError, CaptureError, CgraphWarning, StateError
 from cgraph.functions import graphed
 
@@ -132,7 +135,11 @@ class Loop:
     As a method of a class it is a loop of its own for each object.
     """
 
-    _attribute: str | None = None
+    # The name of the method, the name under which objects keep their loops, and the class.
+    _attribute = _kept_as = ""
+    _class: type | None = None
+    # The loop in the class, if this is that of one object.
+    _bound_of: Loop | None = None
 
     def __init__(
         self,
@@ -144,6 +151,8 @@ class Loop:
         unroll: int,
         pool: Pool | None,
     ) -> None:
+        if not callable(step):
+            raise ArgumentError(f"step is {step!r:.80}, expected a function or a method of objects")
         self.__wrapped__ = step
         for name in functools.WRAPPER_ASSIGNMENTS:
             if hasattr(step, name):
@@ -165,6 +174,8 @@ class Loop:
         )
         self._captures = 0
         self._against: Reason | None = None
+        # Where the state lay whose step could not be captured.
+        self._refused_at: list[int] = []
         self._run: weakref.ref[LoopRun] | None = None
 
     def __call__(self, *state: torch.Tensor) -> LoopRun:
@@ -174,34 +185,59 @@ class Loop:
             ArgumentError: The state, or what is published, is not what was expected.
             StateError: The run before is not over, or this is inside a capture.
         """
+        if self._class is not None and state and isinstance(state[0], self._class):
+            return self.__get__(state[0])(*state[1:])
         if is_busy() or _driver.current().is_capturing():
             raise StateError("a loop was to begin inside a capture, and cannot be part of one")
         with self._step._lock:
+            if self._step._lock.is_replaying:
+                raise StateError(
+                    "a loop was to begin inside a break or a hook of a replay whose graph has the"
+                    " same pool, and would overwrite its memory: give it a pool of its own"
+                )
             return self._begin(state)
 
     def __set_name__(self, owner: type, name: str) -> None:
         """Learn the name of this method."""
-        self._attribute = name
+        self._attribute, self._kept_as = name, f"{owner.__qualname__}.{name}"
+        self._class = owner if is_method(self.__wrapped__) else None
 
     def __get__(self, instance: Any, owner: type | None = None) -> Loop:
         """Return the loop of an object."""
-        if instance is None or self._attribute is None:
+        if instance is None or not is_method(self.__wrapped__):
             return self
-        kept_as = f"{self.__wrapped__.__qualname__}.loop"
-        bound: Loop | None = vars(instance).get(kept_as)
-        # A copy of an object has the attributes of the original.
-        if bound is None or bound.__wrapped__.__self__ is not instance:  # type: ignore[attr-defined]
-            bound = Loop(self.__wrapped__.__get__(instance), **self._options)
-            bound._attribute = self._attribute
-            vars(instance)[kept_as] = bound
+        if isinstance(instance, type):
+            raise ArgumentError(
+                f"{self._step.__qualname__} is a method of the class {instance.__qualname__},"
+                " expected a method of objects, or a function"
+            )
+
+        def make(method: Callable[..., Any], kept_as: str) -> Loop:
+            made = Loop(method, **self._options)
+            made._attribute, made._kept_as, made._bound_of = self._attribute, kept_as, self
+            return made
+
+        bound: Loop = bound_to(instance, self, self._kept_as, make)
         return bound
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Loop:
+        """Copy without graphs, as these know only the original."""
+        step = copy.deepcopy(self.__wrapped__, memo)
+        if step is self.__wrapped__:
+            return self
+        copied = Loop(step, **self._options)
+        copied._attribute, copied._kept_as = self._attribute, self._kept_as
+        copied._bound_of = self._bound_of
+        return copied
+
     def __reduce__(self) -> Any:
-        """Copy and pickle by name, without graphs."""
-        instance = getattr(self.__wrapped__, "__self__", None)
-        if self._attribute is None or instance is None:
-            return self._step.__qualname__
-        return getattr, (instance, self._attribute)
+        """Pickle by name or by step, without graphs and without pool."""
+        if self._bound_of is not None:
+            return getattr, (self.__wrapped__.__self__, self._attribute)  # type: ignore[attr-defined]
+        name = self._step.__qualname__
+        if is_named(self, self.__wrapped__, name):
+            return name
+        return functools.partial(Loop, **{**self._options, "pool": None}), (self.__wrapped__,)
 
     def report(self) -> LoopReport:
         """Report how the steps of the last run were made, and why."""
@@ -209,6 +245,9 @@ class Loop:
 
     def _begin(self, state: tuple[torch.Tensor, ...]) -> LoopRun:
         self._end_last_run()
+        for one in self._loops.values():
+            if isinstance(one, CapturedLoop):
+                one.let_go()
         if len(state) > len(self._names):
             raise ArgumentError(
                 f"the state has {len(state)} tensors, expected at most {len(self._names)}"
@@ -220,8 +259,8 @@ class Loop:
             captured = self._captured(state, emitted, until[0] if until else None)
         work: Launched | Stepwise
         if captured is not None:
-            # The function has the tensors that it reads besides the state.
-            work = Launched(captured, (self._step, state))
+            # The function has the tensors that it reads besides.
+            work = Launched(captured, (self._step, state, emitted, until))
         else:
             flags = until[0].tensor if until else None
             work = Stepwise(self._one(state), emitted, flags, self._most)
@@ -243,17 +282,25 @@ class Loop:
         self, state: Sequence[torch.Tensor], emitted: Sequence[torch.Tensor], until: Flags | None
     ) -> CapturedLoop | None:
         """Return a loop of the step as it is now; None if the host makes the steps."""
+        if self._step._is_intercepted:
+            text = "a transform of torch.func, a mode or a tracer has to see the step's operators"
+            self._against = Reason(Cause.LOOP_STEP, text)
+            return None
         entry = self._step.entry_for(*state)
         known = None if entry is None else self._loops.get(entry)
         if isinstance(known, CapturedLoop):
             self._against = None
             return known
         pair = self._step._captured_for(state)
-        if pair is None and self._against is None:
+        addresses = [one.data_ptr() for one in state]
+        if pair is None and addresses != self._refused_at:
             try:
                 pair = self._recorded(state)
             except CaptureError as error:
+                if not is_refusal(error):
+                    raise
                 self._refuse(failed_by(error))
+                self._refused_at = addresses
         if pair is None:
             return None
         entry, recorded = pair
@@ -261,6 +308,7 @@ class Loop:
         if found is None:
             found = capture_loop(
                 self._one(state),
+                state,
                 recorded,
                 Emitted(emitted, self._most),
                 until,
@@ -304,16 +352,16 @@ class Loop:
         """Return the tensors that are given by themselves, or by the names of parameters."""
         if given is None:
             return []
-        found = []
+        found, names = [], self._names[: len(state)]
         for one in given if isinstance(given, tuple | list) else [given]:
             if isinstance(one, torch.Tensor):
                 found.append(one)
-            elif one in self._names[: len(state)]:
-                found.append(state[self._names.index(one)])
+            elif one in names:
+                found.append(state[names.index(one)])
             else:
                 raise ArgumentError(
-                    f"{one!r:.40} is no tensor, and none of the step's parameters:"
-                    f" {', '.join(self._names)}"
+                    f"{one!r:.40} is no tensor, and none of the step's parameters that have one:"
+                    f" {', '.join(names)}"
                 )
         return found
 

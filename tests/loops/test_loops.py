@@ -136,6 +136,48 @@ def test_a_value_that_the_step_reads_counts_in_each_run(lab: Lab) -> None:
     assert looped.report().captures == 2
 
 
+@pytest.mark.parametrize("by_data", [True, False])
+def test_a_tensor_that_is_replaced_between_runs_counts_in_the_later_one(
+    lab: Lab, by_data: bool
+) -> None:
+    model = torch.nn.Linear(3, 3, device=lab.device)
+    looped = cgraph.loop(max_steps=2)(model.forward)
+    for number in range(3):
+        x, new = fresh(lab, 3), fresh(lab, 3, 3)
+        if by_data:
+            model.weight.data = new
+        else:
+            model.weight = torch.nn.Parameter(new)
+        expected = model(model(x)).detach()
+        run = looped(x)
+        assert torch.allclose(run.result()[0], expected, atol=1e-5), number
+        assert run.report.how == "launch"
+
+
+def test_what_a_condition_reads_is_kept_as_at_the_capture(lab: Lab) -> None:
+    class Step:
+        def __init__(self) -> None:
+            self.table = torch.full((4,), 2.0, device=lab.device)
+
+        def add(self, x: Tensor) -> None:
+            x.add_(self.table)
+
+        def __call__(self, x: Tensor, n: Tensor) -> None:
+            n.add_(1)
+            cgraph.when(n > 1, self.add, x)
+
+    step = Step()
+    looped = cgraph.loop(max_steps=3)(step)
+    x, n = torch.zeros(4, device=lab.device), torch.zeros(1, device=lab.device)
+    looped(x, n).result()
+    step.table = torch.full((4,), 100.0, device=lab.device)
+    others = [torch.full((4,), 7.0, device=lab.device) for _ in range(50)]
+    x.zero_()
+    n.zero_()
+    assert looped(x, n).result()[0].tolist() == [4.0] * 4
+    assert len(others) == 50
+
+
 def test_state_that_changes_places_is_copied_back_right(lab: Lab) -> None:
     x, y = fresh(lab, 4), fresh(lab, 4)
     one, other = x.clone(), y.clone()
@@ -153,7 +195,11 @@ def test_wrong_arguments_are_refused_by_name(lab: Lab) -> None:
     for text, state, options in (
         ("max_steps is 0, expected a number", (x,), {"max_steps": 0}),
         ("unroll is -1, expected a number", (x,), {"max_steps": 3, "unroll": -1}),
-        ("'y' is no tensor, and none of the step's parameters: x", (x,), {"emit": "y"}),
+        (
+            "'y' is no tensor, and none of the step's parameters that have one: x",
+            (x,),
+            {"emit": "y"},
+        ),
         ("state 0 is of int, expected a tensor", (3,), {}),
         ("state 0 requires a gradient", (x.clone().requires_grad_(),), {}),
         ("until is of torch.float32, expected booleans", (x,), {"until": "x"}),
@@ -161,6 +207,11 @@ def test_wrong_arguments_are_refused_by_name(lab: Lab) -> None:
         ("until is on meta, expected a tensor on", (x,), {"until": torch.ones(1, device="meta")}),
         ("published tensor 0 is on meta", (x,), {"emit": torch.ones(1, device="meta")}),
         ("published tensor 0 has the strides .*, expected a contiguous", (x,), {"emit": x[::2]}),
+        (
+            "is a conjugate or negative view",
+            (x,),
+            {"emit": torch.ones(1, device=x.device, dtype=torch.cfloat).conj()},
+        ),
         ("emit has 9 tensors, expected at most 8", (x,), {"emit": [x] * 9}),
     ):
         given: dict[str, Any] = {"max_steps": 3, **options}

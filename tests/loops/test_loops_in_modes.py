@@ -1,9 +1,7 @@
-"""Loops under torch's modes, with generators of their own, as methods, and whatever they read."""
+"""Loops under torch's modes, with generators of their own; steps that are refused for a while."""
 
 from __future__ import annotations
 
-import copy
-import pickle
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -11,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import cgraph
 from cgraph.errors import ArgumentError, CgraphWarning
@@ -85,35 +84,39 @@ def test_a_generator_of_the_steps_own_moves_on_as_by_calls(lab: Lab) -> None:
     assert torch.equal(torch.rand(4, device=lab.device, generator=generator), after)
 
 
-class Scaled(torch.nn.Module):
-    """A model whose method is a loop."""
+def test_a_dispatch_mode_sees_the_operators_of_each_step(lab: Lab) -> None:
+    class Counts(TorchDispatchMode):
+        count = 0
 
-    def __init__(self, lab: Lab, factor: float) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.full((2,), factor, device=lab.device))
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            self.count += func is torch.ops.aten.add.Tensor
+            return func(*args, **(kwargs or {}))
 
-    @cgraph.loop(max_steps=2, emit="x")
-    def scale(self, x: Tensor) -> None:
-        """Multiply in place."""
-        x.mul_(self.weight)
-
-
-def test_a_method_is_a_loop_of_its_own_for_each_object(lab: Lab) -> None:
-    two, three = Scaled(lab, 2.0), Scaled(lab, 3.0)
+    looped = cgraph.loop(max_steps=4)(lambda x: x + 1)
+    x = torch.zeros(1, device=lab.device)
     for _ in range(2):
-        for model, expected in ((two, 4), (three, 9)):
-            x = torch.ones(2, device=lab.device)
-            (run,) = (model.scale(x),)
-            assert len([*run]) == 2
-            assert x[0].item() == expected
-    assert two.scale is two.scale is not three.scale
-    copied = copy.deepcopy(two)
-    with torch.no_grad():
-        copied.weight.fill_(5)
-    x = torch.ones(2, device=lab.device)
-    copied.scale(x).result()
-    assert x[0].item() == 25
-    assert pickle.loads(pickle.dumps(Scaled.scale)) is Scaled.scale
+        assert looped(x).report.how == "launch"
+        with Counts() as mode:
+            run = looped(x)
+            run.result()
+        assert (run.report.how, mode.count) == ("steps", 4)
+    assert looped(x).result()[0].item() == 20
+
+
+def test_a_state_of_another_kind_is_tried_though_one_was_refused(lab: Lab) -> None:
+    def step(x: Tensor) -> None:
+        x.add_(1)
+        if x.dtype == torch.float64:
+            x.add_(float(x.sum()))
+
+    looped = cgraph.loop(max_steps=2)(step)
+    with pytest.warns(CgraphWarning, match="reads a value on the host"):
+        looped(torch.zeros(1, device=lab.device, dtype=torch.float64)).result()
+    for _ in range(3):
+        run = looped(torch.zeros(1, device=lab.device))
+        assert (run.report.how, run.result()[0].item()) == ("launch", 2)
 
 
 def test_a_step_that_no_loop_could_hold_is_one_again_when_it_can_be(lab: Lab) -> None:

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
 import weakref
 from typing import Any
 
@@ -236,3 +237,67 @@ def test_flags_of_numbers_that_are_none_end_no_run(lab: Lab) -> None:
     run = cgraph.loop(step, x, done, max_steps=7, until="done")
     assert run.result()[0].isnan().all()
     assert run.steps == 7
+
+
+def test_a_step_of_the_host_that_raises_ends_the_run(lab: Lab) -> None:
+    fails = [False]
+
+    @cgraph.eager_break
+    def step(x: Tensor) -> None:
+        x.add_(1)
+        if fails[0]:
+            raise ZeroDivisionError
+
+    looped = cgraph.loop(max_steps=3)(step)
+    x = torch.zeros(1, device=lab.device)
+    with pytest.warns(CgraphWarning, match="it breaks at"):
+        run = looped(x)
+    fails[0] = True
+    with pytest.raises(ZeroDivisionError):
+        run.result()
+    fails[0] = False
+    assert (run.steps, run.is_over) == (0, True)
+    assert looped(x).result()[0].item() == 4
+
+
+def test_threads_get_the_values_of_their_own_runs(lab: Lab) -> None:
+    looped = cgraph.loop(max_steps=32, emit="x")(lambda x: x + 1)
+    x = torch.zeros(2**16, device=lab.device)
+    for _ in range(10):
+        x.zero_()
+        run, found = looped(x), []
+        thread = threading.Thread(target=lambda run=run, found=found: found.extend(run))
+        thread.start()
+        run.result()
+        x.fill_(1000)
+        later = looped(x)
+        thread.join()
+        later.result()
+        assert [int(one[0]) for one in [*found, *run]] == [*range(1, 33)]
+
+
+def test_a_loop_in_a_break_of_a_replay_of_the_same_pool_is_refused(lab: Lab) -> None:
+    pool, s = cgraph.MemPool(), torch.zeros(4, device=lab.device)
+    looped = cgraph.loop(max_steps=2, pool=pool)(lambda x: (x * 3 + 1) * 2)
+    looped(s).result()
+    begins = [False]
+
+    @cgraph.eager_break
+    def between(x: Tensor) -> None:
+        if begins[0]:
+            with pytest.raises(StateError, match="give it a pool of its own"):
+                looped(s)
+            begins.append(True)
+
+    @cgraph.graphed(pool=pool)
+    def function(x: Tensor) -> Tensor:
+        y = x * 2
+        z = y + 1
+        between(y)
+        return y * z + z
+
+    for number in range(5):
+        begins[0] = number > 2
+        x = torch.full((4,), float(number), device=lab.device)
+        assert function(x)[0].item() == 2 * number * (2 * number + 1) + 2 * number + 1
+    assert begins == [True] * 3

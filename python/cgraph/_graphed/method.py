@@ -16,7 +16,7 @@ from cgraph import _core, _torch
 from cgraph._graphed.options import Options
 from cgraph.errors import ArgumentError
 
-__all__ = ["Binding"]
+__all__ = ["Binding", "bound_to", "is_method", "is_named"]
 
 
 class FunctionProxy(_core.Dispatcher):
@@ -71,8 +71,7 @@ class Binding(FunctionProxy):
     @property
     def _is_method(self) -> bool:
         """True if it gets the object that it is called on."""
-        is_bound = isinstance(self._fn, _BOUND)
-        return hasattr(type(self._fn), "__get__") and not is_bound
+        return is_method(self._fn)
 
     @property
     def __isabstractmethod__(self) -> bool:
@@ -93,35 +92,15 @@ class Binding(FunctionProxy):
         """Return the graphed method of an object, which has graphs of its own."""
         if instance is None or not self._is_method:
             return self
-        try:
-            attributes = instance.__dict__
-        except AttributeError:
-            raise ArgumentError(
-                f"{type(instance).__name__} has no __dict__ to keep the graphs of {self._name} in:"
-                " graph a function instead"
-            ) from None
-        # Not by the name of the method: a class that overrides it calls this one by ``super()``.
-        kept_as = self._kept_as
-        bound = attributes.get(kept_as)
-        while bound is not None and bound._bound_of is not self:
-            # It belongs to another method of the same name, as of a base class with the same name.
-            kept_as += "'"
-            bound = attributes.get(kept_as)
-        # A copy of an object has the attributes of the original.
-        if bound is not None and bound.__wrapped__.__self__ is instance:
-            return bound
         if isinstance(instance, type):
             return types.MethodType(self, instance)
-        # As Python does: a method forwards attributes to its function.
-        bind: Any = type(self._fn)
-        method = bind.__get__(self._fn, instance, type(instance))
-        bound = type(self)(method, self._options)  # type: ignore[call-arg, arg-type]
-        bound._attribute, bound._kept_as, bound._bound_of = self._attribute, kept_as, self
-        # If several threads come here first, one wins.
-        kept = attributes.setdefault(kept_as, bound)
-        if kept.__wrapped__.__self__ is not instance:
-            attributes[kept_as] = kept = bound
-        return kept
+
+        def make(method: Any, kept_as: str) -> Any:
+            made = type(self)(method, self._options)  # type: ignore[call-arg, arg-type]
+            made._attribute, made._kept_as, made._bound_of = self._attribute, kept_as, self
+            return made
+
+        return bound_to(instance, self, self._kept_as, make)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """Copy without graphs, as these know only the original."""
@@ -137,10 +116,7 @@ class Binding(FunctionProxy):
         """Pickle by name or by function, without graphs and without pool."""
         if self._bound_of is not None:
             return getattr, (self._fn.__self__, self._attribute)  # type: ignore[attr-defined]
-        found: Any = sys.modules.get(getattr(self._fn, "__module__", None) or "")
-        for name in self._name.split("."):
-            found = getattr(found, name, None)
-        if found is self:
+        if is_named(self, self._fn, self._name):
             return self._name
         return type(self), (self._fn, replace(self._options, pool=None))
 
@@ -149,3 +125,53 @@ class Binding(FunctionProxy):
 _BOUND: tuple[type, ...] = (staticmethod, types.MethodType)
 if sys.version_info < (3, 14):
     _BOUND = (*_BOUND, functools.partial)
+
+
+def is_method(function: object) -> bool:
+    """Return whether a function in a class gets the object that it is called on."""
+    return hasattr(type(function), "__get__") and not isinstance(function, _BOUND)
+
+
+def bound_to(instance: Any, unbound: Any, kept_as: str, make: Callable[[Any, str], Any]) -> Any:
+    """Return an object's own binding of a method, which the object keeps.
+
+    Args:
+        instance: The object.
+        unbound: The method of the class; it has the function as ``__wrapped__``. What is bound has
+            it as ``_bound_of``.
+        kept_as: The name under which the object keeps it, unless another method has that.
+        make: Called with the function's method of the object and with the name, if there is none.
+    """
+    name = getattr(unbound.__wrapped__, "__qualname__", kept_as)
+    try:
+        attributes = instance.__dict__
+    except AttributeError:
+        raise ArgumentError(
+            f"{type(instance).__name__} has no __dict__ to keep the graphs of {name} in:"
+            " graph a function instead"
+        ) from None
+    # Not by the name of the method: a class that overrides it calls this one by ``super()``.
+    bound = attributes.get(kept_as)
+    while bound is not None and bound._bound_of is not unbound:
+        # It belongs to another method of the same name, as of a base class with the same name.
+        kept_as += "'"
+        bound = attributes.get(kept_as)
+    # A copy of an object has the attributes of the original.
+    if bound is not None and bound.__wrapped__.__self__ is instance:
+        return bound
+    # As Python does: a method forwards attributes to its function.
+    bind: Any = type(unbound.__wrapped__)
+    bound = make(bind.__get__(unbound.__wrapped__, instance, type(instance)), kept_as)
+    # If several threads come here first, one wins.
+    kept = attributes.setdefault(kept_as, bound)
+    if kept.__wrapped__.__self__ is not instance:
+        attributes[kept_as] = kept = bound
+    return kept
+
+
+def is_named(found: object, function: object, name: str) -> bool:
+    """Return whether the module of a function has something under the function's name."""
+    at: Any = sys.modules.get(getattr(function, "__module__", None) or "")
+    for one in name.split("."):
+        at = getattr(at, one, None)
+    return at is found

@@ -205,6 +205,12 @@ class Answers:
         assert key.entry is not None
         return key.entry, key.recorded
 
+    def drop_stale(self, key: Key, call: Call) -> None:
+        """Drop the graph of a key whose guards do not hold for a call."""
+        if key.recorded is not None and not self._holds(key, call):
+            changes = [] if key.shown is None else key.shown.guards.changes(call.objects)
+            self._let_go(key, changes, call)
+
     def require_fit(self, call: Call) -> None:
         """Raise Python's error for arguments that the function cannot be called with."""
         args, kwargs = call.arguments(call.tensors)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -17,10 +18,16 @@ from cgraph._loops.tensors import Emitted, Flags
 from cgraph._reason import Reason
 from cgraph.causes import Cause
 from cgraph.cudagraph import CUDAGraph
-from cgraph.errors import ArgumentError, CaptureError, DriverError, InstantiateError
+from cgraph.errors import (
+    ArgumentError,
+    CaptureError,
+    CgraphError,
+    DriverError,
+    InstantiateError,
+)
 from cgraph.segments import SegmentedGraph
 
-__all__ = ["CapturedLoop", "capture_loop", "reason_against"]
+__all__ = ["CapturedLoop", "capture_loop", "is_refusal", "reason_against"]
 
 # CUDA_ERROR_INVALID_VALUE and CUDA_ERROR_NOT_SUPPORTED, of what the driver repeats in no loop.
 _REFUSALS = (1, 801)
@@ -36,6 +43,7 @@ class CapturedLoop:
         emitted: What it publishes.
         draws: The generators that steps draw from, and how far a run moves their offsets at most.
         event: Recorded behind each run; None on the simulator.
+        runs: The number of runs that have begun.
     """
 
     graph: CUDAGraph
@@ -43,6 +51,7 @@ class CapturedLoop:
     emitted: Emitted
     draws: Sequence[tuple[torch.Generator, int]]
     event: torch.cuda.Event | None
+    runs: int = 0
     _kept: _core.HookHandle | None = None
 
     def keep(self, what: object) -> None:
@@ -53,6 +62,24 @@ class CapturedLoop:
         if self._kept is not None:
             self._kept.remove()
         self._kept = None if what is None else self.graph.retain_object(what)
+
+    def let_go(self) -> None:
+        """Keep nothing any more, if no run is under way."""
+        if self._kept is not None and self.has_passed():
+            self.keep(None)
+
+    def has_passed(self) -> bool:
+        """Return whether the last run has ended."""
+        if self.event is None:
+            self.wait()
+        return self.event is None or self.event.query()
+
+    def wait(self) -> None:
+        """Return when the last run has ended."""
+        if self.event is None:
+            _driver.current().synchronize()
+        else:
+            self.event.synchronize()
 
 
 def reason_against(recorded: Recorded) -> Reason | None:
@@ -71,6 +98,7 @@ def reason_against(recorded: Recorded) -> Reason | None:
 
 def capture_loop(
     step: Callable[[], object],
+    state: Sequence[torch.Tensor],
     recorded: Recorded,
     emitted: Emitted,
     until: Flags | None,
@@ -82,6 +110,7 @@ def capture_loop(
 
     Args:
         step: Makes a step.
+        state: The tensors that it changes; nothing of it is kept.
         recorded: The graph of one step.
         emitted: What it publishes.
         until: What ends a run.
@@ -94,12 +123,12 @@ def capture_loop(
     use = PoolUse.of(_driver.current(), recorded.pool)
     # On the stream of the pool's other captures, whose free blocks it gets.
     stream = use.stream if recorded.stream is None else recorded.stream
-    session = StagesSession(stream, recorded.pool, recorded.generators)
+    session = StagesSession(stream, recorded.pool, recorded.generators, state)
     try:
         with torch.no_grad(), busy():
             stages, _ = SegmentedGraph._made(session, step, ())
     except CaptureError as error:
-        return _of_step(str(error))
+        return _of_refusal(error)
     # Only the last one may be empty.
     segments = [one for one in stages.segments if one._nodes]
     captured = [one._captured for one in segments]
@@ -122,15 +151,12 @@ def capture_loop(
     flags = None if until is None else until.address
     try:
         template = _core.Template.looped(given, (most_steps, unroll), flags, emitted.pieces, host)
-    except (ArgumentError, DriverError) as error:
-        if isinstance(error, DriverError) and error.code not in _REFUSALS:
-            raise
-        return _of_step(str(error))
-    made = _graph_of(template, segments, list(draws), [one for one, _ in draws.values()])
-    try:
+        retained = *segments, session.kept_outside
+        draws_of = [one for one, _ in draws.values()]
+        made = _graph_of(template, segments, list(draws), draws_of, retained)
         made.instantiate()
-    except InstantiateError as error:
-        return _of_step(str(error))
+    except (ArgumentError, DriverError, InstantiateError) as error:
+        return _of_refusal(error)
     most = [(generator, offset * most_steps) for generator, offset in draws.values()]
     is_gpu = _driver.current().device_type == "cuda"
     # Blocking, as a run may take seconds.
@@ -143,6 +169,7 @@ def _graph_of(
     stages: Sequence[CUDAGraph],
     words: Sequence[tuple[int, int]],
     generators: Sequence[torch.Generator],
+    retained: tuple[Any, ...],
 ) -> CUDAGraph:
     """Return the graph of a loop, whose replays fill the words of random states."""
     last = stages[-1]._captured
@@ -161,11 +188,22 @@ def _graph_of(
         # A run tells only when it has ended how far it has moved them.
         generators=[(generator, 0) for generator in generators],
         random_words=words,
-        retained=tuple(stages),
+        retained=retained,
         footprint=last.footprint,
     )
     made._hold(captured, _driver.current())
     return made
+
+
+def is_refusal(error: CgraphError) -> bool:
+    """Return whether an error says what can never be, rather than what has failed once."""
+    return error.code is None or error.code in _REFUSALS
+
+
+def _of_refusal(error: CgraphError) -> Reason:
+    if not is_refusal(error):
+        raise error
+    return _of_step(str(error))
 
 
 def _of_step(text: str) -> Reason:

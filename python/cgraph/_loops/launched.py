@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import atexit
+import threading
 import time
 import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from cgraph import _driver
 from cgraph._loops.capture import CapturedLoop
 
 __all__ = ["Launched"]
@@ -29,26 +29,34 @@ class Launched:
     """
 
     def __init__(self, loop: CapturedLoop, keeps: object) -> None:
-        self._driver, self._loop, self._event = _driver.current(), loop, loop.event
-        self._header = loop.emitted.header
+        self._loop, self._header = loop, loop.emitted.header
         # The number of steps, once it is final.
         self._last: int | None = None
-        if self._event is not None:
-            # A run that was dropped may be under way.
-            self._event.synchronize()
+        self._lock = threading.Lock()
+        # A run that was dropped may be under way.
+        self._header.stop = 1
+        loop.wait()
         self._header.steps = self._header.stop = 0
+        loop.runs += 1
+        self._number = loop.runs
         loop.keep(keeps)
-        # Graphs of the pool that were replayed on other streams have the same memory.
-        loop.use.last_stream.follow()
-        loop.use.lent.overwrite()
-        self._begin = time.perf_counter()
-        loop.graph.replay()
-        # So that whoever draws meanwhile gets other numbers.
-        self._reserved = [one.get_offset() + most for one, most in loop.draws]
-        for (generator, _), offset in zip(loop.draws, self._reserved, strict=True):
-            generator.set_offset(offset)
-        if self._event is not None:
-            self._event.record()
+        try:
+            # Graphs of the pool that were replayed on other streams have the same memory.
+            loop.use.last_stream.follow()
+            loop.use.lent.overwrite()
+            self._begin = time.perf_counter()
+            loop.graph.replay()
+        except BaseException:
+            loop.keep(None)
+            raise
+        try:
+            # So that whoever draws meanwhile gets other numbers.
+            self._reserved = [one.get_offset() + most for one, most in loop.draws]
+            for (generator, _), offset in zip(loop.draws, self._reserved, strict=True):
+                generator.set_offset(offset)
+        finally:
+            if loop.event is not None:
+                loop.event.record()
         _living.add(self)
 
     @property
@@ -58,13 +66,11 @@ class Launched:
 
     def has_ended(self) -> bool:
         """Return whether the run has ended."""
-        if self._last is None:
-            if self._event is None:
-                self._driver.synchronize()
-            elif not self._event.query():
-                return False
-            self._end()
-        return True
+        # Threads may ask at a time, and the first one that hears of the end makes it known.
+        with self._lock:
+            if self._last is None and self._loop.has_passed():
+                self._end()
+            return self._last is not None
 
     def go_on(self) -> bool:
         """Return whether the run has ended."""
@@ -72,13 +78,14 @@ class Launched:
 
     def wait(self) -> None:
         """Return when the run has ended."""
-        if self._event is not None:
-            self._event.synchronize()
+        if self._last is None:
+            self._loop.wait()
         self.has_ended()
 
     def stop(self) -> None:
         """Let the run end after the present iteration."""
-        if self._last is None:
+        # A finalizer may come late, when a later run is under way.
+        if self._last is None and self._number == self._loop.runs:
             self._header.stop = 1
 
     def drop(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -41,6 +42,7 @@ class LoopRun:
         self._emits, self._is_single = emits, is_single
         self._seen = 0
         self._waiting: deque[Any] = deque()
+        self._lock = threading.Lock()
         self.report = report
 
     @property
@@ -90,12 +92,14 @@ class LoopRun:
 
     def _take(self) -> bool:
         """Take what is new, which a later run overwrites; return whether the run is over."""
-        # First, as the last steps may come between the two looks.
-        is_over = self._work.go_on()
-        begin, self._seen = self._seen, self._work.steps
-        if not self._emits:
-            self._waiting.extend(range(begin, self._seen))
-        elif self._seen > begin:
-            found = self._work.values(begin, self._seen)
-            self._waiting.extend(one[0] if self._is_single else tuple(one) for one in found)
-        return is_over
+        # Another thread may begin the later run while this one copies.
+        with self._lock:
+            # First, as the last steps may come between the two looks.
+            is_over = self._work.go_on()
+            begin, self._seen = self._seen, self._work.steps
+            if not self._emits:
+                self._waiting.extend(range(begin, self._seen))
+            elif self._seen > begin:
+                found = self._work.values(begin, self._seen)
+                self._waiting.extend(one[0] if self._is_single else tuple(one) for one in found)
+            return is_over

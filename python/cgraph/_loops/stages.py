@@ -10,7 +10,9 @@ import torch
 from cgraph import _torch
 from cgraph._breaks.sessions import Session
 from cgraph._driver import Pool
+from cgraph._graphed.record import observer_of
 from cgraph._loops.tensors import Flags
+from cgraph._operators.snapshots import bytes_of
 from cgraph._source import user_line
 from cgraph.breaks import Work, eager_break
 from cgraph.errors import CaptureError
@@ -69,16 +71,26 @@ class StagesSession(Session):
 
     Attributes:
         conditions: What stages run on, by their places among the segments.
+        kept_outside: The memory from outside that such stages read. Nobody compares it before a
+            run, as the functions of conditions are no part of the step's own code.
     """
 
     keeps = True
     are_stages = True
 
-    def __init__(self, stream: Any, pool: Pool, generators: Sequence[torch.Generator]) -> None:
+    def __init__(
+        self,
+        stream: Any,
+        pool: Pool,
+        generators: Sequence[torch.Generator],
+        state: Sequence[torch.Tensor],
+    ) -> None:
         super().__init__(
             stream, pool, "thread_local", generators, None, may_be_empty=True, runs=False
         )
         self.conditions: dict[int, Flags] = {}
+        self.kept_outside: list[torch.UntypedStorage] = []
+        self._state = state
 
     def run(self, work: Work, args: Any, kwargs: Any) -> None:
         """Capture the function of a condition as a stage."""
@@ -92,7 +104,7 @@ class StagesSession(Session):
             with self.driver.stream(self.stream):
                 self._go_on()
                 before = len(self._steps)
-                function(*tensors)
+                self._keep_outside(function, tensors)
                 self._go_on()
                 if len(self._steps) > before:
                     self.conditions[before] = Flags(flags, "flags")
@@ -101,6 +113,23 @@ class StagesSession(Session):
             raise
         finally:
             self._in_break = False
+
+    def close(self) -> None:
+        """Drop everything, after the end or a failure."""
+        self._state = ()
+        super().close()
+
+    def _keep_outside(self, function: Callable[..., object], tensors: Any) -> None:
+        """Call a function, and keep the memory that it reads besides the state."""
+        kind, known = self.driver.device_type, [*self._state]
+        observer = observer_of(kind, known, known, lines=False)
+        observer.is_capture = True
+        with observer.watching(), observer.noting():
+            function(*tensors)
+        for one in observer.trace.outside.values():
+            memory = one.storage
+            if memory is not None and not self.driver.is_in_pool(bytes_of(memory), self._pool):
+                self.kept_outside.append(memory)
 
     def _go_on(self) -> None:
         with _torch.modes_aside(self._modes_inside):

@@ -48,12 +48,18 @@ class Stepwise:
 
     def go_on(self) -> bool:
         """Make a step, unless the run has ended; return whether it has."""
-        if not self._is_over:
+        if self._is_over:
+            return True
+        try:
             with self._driver.stream(self._stream), self._modes.restored():
                 self._step()
                 self._values.append([one.detach().to("cpu", copy=True) for one in self._emitted])
                 is_until = self._until is not None and bool((self._until != 0).all())
-            self._is_over |= is_until or self.steps >= self._most
+        except BaseException:
+            # The step is half made.
+            self._is_over = True
+            raise
+        self._is_over |= is_until or self.steps >= self._most
         return self._is_over
 
     def wait(self) -> None:

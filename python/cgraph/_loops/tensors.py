@@ -149,6 +149,11 @@ class Emitted:
             name = f"the published tensor {place}"
             _require_on_device(one, name)
             _require_contiguous(one, name)
+            if one.is_conj() or one.is_neg():
+                raise ArgumentError(
+                    f"{name} is a conjugate or negative view, whose memory has other values: copy"
+                    " it in the step"
+                )
         self.pieces = [(one.data_ptr(), one.nbytes) for one in tensors]
         self._forms = [(one.dtype, one.shape, one.nbytes) for one in tensors]
         size = sum(one.nbytes for one in tensors)

@@ -72,11 +72,12 @@ def capture_ladder(
 
 
 def _capture(answers: Answers, call: Call, like: Observation | None) -> Key:
-    """Capture the key of a call, unless it has a graph."""
+    """Capture the key of a call, unless it has a graph whose guards hold."""
     against = reason_against(call, _driver.current().device_type)
     if against is not None:
         raise CaptureError(f"{answers.name} cannot be captured for ({call}): {against}")
     family, key, call = answers.key_of(call)
+    answers.drop_stale(key, call)
     if key.recorded is None:
         capture_ahead(answers, family, key, call, like=like)
     return key

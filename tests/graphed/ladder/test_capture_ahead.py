@@ -52,6 +52,21 @@ def test_all_sizes_are_captured_the_largest_first(lab: Lab) -> None:
     assert (report.captured, report.replays) == (4, 0)
 
 
+def test_a_key_is_captured_ahead_again_where_its_guards_do_not_hold(lab: Lab) -> None:
+    net = nn.Linear(3, 3, device=lab.device).requires_grad_(False)
+    graphed, x = cgraph.graphed(net), fresh(lab, 2, 3)
+    graphed.capture(x)
+    with captures() as found:
+        graphed.capture(x)
+        assert found == []
+        net.weight = nn.Parameter(fresh(lab, 3, 3), requires_grad=False)
+        graphed.capture(x)
+        assert found == [1]
+    graphed.freeze()
+    assert torch.equal(graphed(x), net(x))
+    assert graphed.report().replays == 1
+
+
 @pytest.mark.parametrize("rows", [1, 3, 8, 20])
 def test_after_a_capture_of_all_sizes_no_call_captures(lab: Lab, rows: int) -> None:
     net = network(lab)
