@@ -174,8 +174,8 @@ class Loop:
         )
         self._captures = 0
         self._against: Reason | None = None
-        # Where the state lay whose step could not be captured.
-        self._refused_at: list[int] = []
+        # The places of the state whose step could not be captured.
+        self._refused_at: list[tuple[object, ...]] = []
         self._run: weakref.ref[LoopRun] | None = None
 
     def __call__(self, *state: torch.Tensor) -> LoopRun:
@@ -292,15 +292,15 @@ class Loop:
             self._against = None
             return known
         pair = self._step._captured_for(state)
-        addresses = [one.data_ptr() for one in state]
-        if pair is None and addresses != self._refused_at:
+        places = [(one.data_ptr(), one.dtype, one.shape) for one in state]
+        if pair is None and places != self._refused_at:
             try:
                 pair = self._recorded(state)
             except CaptureError as error:
                 if not is_refusal(error):
                     raise
                 self._refuse(failed_by(error))
-                self._refused_at = addresses
+                self._refused_at = places
         if pair is None:
             return None
         entry, recorded = pair
