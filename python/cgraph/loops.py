@@ -175,7 +175,7 @@ class Loop:
         self._captures = 0
         self._against: Reason | None = None
         # The places of the state whose step could not be captured.
-        self._refused_at: list[tuple[object, ...]] = []
+        self._refused_at: list[tuple[int, torch.dtype, torch.Size]] = []
         self._run: weakref.ref[LoopRun] | None = None
 
     def __call__(self, *state: torch.Tensor) -> LoopRun:
