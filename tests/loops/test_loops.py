@@ -158,6 +158,7 @@ def test_what_a_condition_reads_is_kept_as_at_the_capture(lab: Lab) -> None:
     class Step:
         def __init__(self) -> None:
             self.table = torch.full((4,), 2.0, device=lab.device)
+            self.adds = torch.ones(1, dtype=torch.bool, device=lab.device)
 
         def add(self, x: Tensor) -> None:
             x.add_(self.table)
@@ -165,16 +166,18 @@ def test_what_a_condition_reads_is_kept_as_at_the_capture(lab: Lab) -> None:
         def __call__(self, x: Tensor, n: Tensor) -> None:
             n.add_(1)
             cgraph.when(n > 1, self.add, x)
+            cgraph.when(self.adds, self.add, x)
 
     step = Step()
     looped = cgraph.loop(max_steps=3)(step)
     x, n = torch.zeros(4, device=lab.device), torch.zeros(1, device=lab.device)
     looped(x, n).result()
     step.table = torch.full((4,), 100.0, device=lab.device)
+    step.adds.data = torch.zeros(1, dtype=torch.bool, device=lab.device)
     others = [torch.full((4,), 7.0, device=lab.device) for _ in range(50)]
     x.zero_()
     n.zero_()
-    assert looped(x, n).result()[0].tolist() == [4.0] * 4
+    assert looped(x, n).result()[0].tolist() == [10.0] * 4
     assert len(others) == 50
 
 

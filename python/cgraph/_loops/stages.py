@@ -104,7 +104,7 @@ class StagesSession(Session):
             with self.driver.stream(self.stream):
                 self._go_on()
                 before = len(self._steps)
-                self._keep_outside(function, tensors)
+                self._keep_outside(flags, function, tensors)
                 self._go_on()
                 if len(self._steps) > before:
                     self.conditions[before] = Flags(flags, "flags")
@@ -119,17 +119,22 @@ class StagesSession(Session):
         self._state = ()
         super().close()
 
-    def _keep_outside(self, function: Callable[..., object], tensors: Any) -> None:
-        """Call a function, and keep the memory that it reads besides the state."""
+    def _keep_outside(
+        self, flags: torch.Tensor, function: Callable[..., object], tensors: Any
+    ) -> None:
+        """Call a function, and keep the memory that it reads, and its flags', but the state's."""
         kind, known = self.driver.device_type, [*self._state]
         observer = observer_of(kind, known, known, lines=False)
         observer.is_capture = True
         with observer.watching(), observer.noting():
             function(*tensors)
-        for one in observer.trace.outside.values():
-            memory = one.storage
-            if memory is not None and not self.driver.is_in_pool(bytes_of(memory), self._pool):
-                self.kept_outside.append(memory)
+        of_state = {_torch.storage_id(one.untyped_storage()) for one in known}
+        memories = [flags.untyped_storage()]
+        memories += [one.storage for one in observer.trace.outside.values() if one.storage]
+        for one in memories:
+            is_own = self.driver.is_in_pool(bytes_of(one), self._pool)
+            if not is_own and _torch.storage_id(one) not in of_state:
+                self.kept_outside.append(one)
 
     def _go_on(self) -> None:
         with _torch.modes_aside(self._modes_inside):
