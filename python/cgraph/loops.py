@@ -26,10 +26,15 @@ from typing_extensions import Required, Unpack
 from cgraph import _core, _driver
 from cgraph._captures.busy import is_busy
 from cgraph._driver import Pool
-from cgraph._explanation.findings import failed_by
 from cgraph._graphed.method import bound_to, is_method, is_named
 from cgraph._graphed.recorded import Recorded
-from cgraph._loops.capture import CapturedLoop, capture_loop, is_refusal, reason_against
+from cgraph._loops.capture import (
+    CapturedLoop,
+    capture_loop,
+    is_refusal,
+    reason_against,
+    reason_of,
+)
 from cgraph._loops.launched import Launched
 from cgraph._loops.report import LoopReport
 from cgraph._loops.run import LoopRun
@@ -68,8 +73,14 @@ def loop(
     step: None = None, **options: Unpack[LoopOptions]
 ) -> Callable[[Callable[..., Any]], Loop]: ...
 @overload
+def loop(step: Callable[..., Any], **options: Unpack[LoopOptions]) -> Loop: ...
+@overload
 def loop(
-    step: Callable[..., Any], *state: torch.Tensor, **options: Unpack[LoopOptions]
+    step: Callable[..., Any],
+    first: torch.Tensor,
+    /,
+    *state: torch.Tensor,
+    **options: Unpack[LoopOptions],
 ) -> LoopRun: ...
 def loop(
     step: Callable[..., Any] | None = None,
@@ -91,17 +102,19 @@ def loop(
 
     Args:
         step: Called with the state. Without it, a decorator is returned that makes a :class:`Loop`.
-        *state: The tensors that steps read and change; they stay where they are.
+        *state: The tensors that steps read and change; they stay where they are. Without any, the
+            :class:`Loop` is returned.
         max_steps: The most steps of a run.
         until: A tensor of booleans or integers: the loop ends once all of its elements are other
             than zero.
         emit: What each step publishes, one tensor or several; iterate over the run for them.
-        unroll: Steps between two decisions. Further steps than the last one of a run, up to
-            ``unroll - 1``, change the state, and publish nothing. ``"auto"`` makes none.
+        unroll: Steps between two decisions, a divisor of ``max_steps``. Steps behind the one that
+            ``until`` ends, up to ``unroll - 1``, change the state, and publish nothing. ``"auto"``
+            makes none.
         pool: The pool of the capture, as for :class:`cgraph.graph`.
 
     Returns:
-        The run, which has begun.
+        The run, which has begun, if there is a state.
 
     Raises:
         ArgumentError: An argument is not what was expected.
@@ -120,13 +133,20 @@ def loop(
             )
     if isinstance(until, tuple | list):
         raise ArgumentError(f"until is {until!r:.40}, expected one tensor, or one name")
+    if max_steps % steps:
+        raise ArgumentError(
+            f"unroll is {unroll}, expected a divisor of max_steps={max_steps}, so that no step runs"
+            " behind that one"
+        )
     if unroll == "auto" and until is None:
         # So that no further step runs: the state is that after the last one.
         steps = max(one for one in range(1, _MOST_UNROLLED + 1) if max_steps % one == 0)
     made = functools.partial(
         Loop, max_steps=max_steps, until=until, emit=emit, unroll=steps, pool=pool
     )
-    return made if step is None else made(step)(*state)
+    if step is None:
+        return made
+    return made(step)(*state) if state else made(step)
 
 
 class Loop:
@@ -299,7 +319,7 @@ class Loop:
             except CaptureError as error:
                 if not is_refusal(error):
                     raise
-                self._refuse(failed_by(error))
+                self._refuse(reason_of(error))
                 self._refused_at = places
         if pair is None:
             return None

@@ -20,8 +20,11 @@ from cgraph._graphed.size_capture import UnlikeError
 from cgraph._operators.rollback import Rollback
 from cgraph._operators.snapshots import RandomSnapshot, StorageSnapshot, storage_snapshot
 from cgraph._python.assignments import Assignments
+from cgraph._python.changing_lines import line_that_changes
 from cgraph._python.guards import Guards
 from cgraph._python.named_objects import named_by
+from cgraph._reason import Reason
+from cgraph.causes import Cause
 from cgraph.errors import CaptureError, add_note
 
 __all__ = ["capture_ahead", "put_back"]
@@ -67,10 +70,9 @@ def capture_ahead(
             raise captured.refusal.error()
         if captured.difference is not None:
             captured.discard()
-            text = captured.difference.text
-            raise CaptureError(
-                f"{answers.name} differs between its first call and its capture: {text}. Make that"
-                " state first: call it once"
+            text, line = captured.difference.text, captured.difference.line
+            raise _first_call(
+                f"{answers.name} differs between its first call and its capture: {text}", line
             )
         answers.hold(key, placed, captured)
         key.observed = answers.options.warmup
@@ -126,11 +128,9 @@ def _observe(answers: Answers, key: Key, call: Call) -> list[StorageSnapshot]:
     # What is compared must be there before each call as it is after one.
     for change in answers.reads.changes(key.shown.guards, call.objects):
         back = change._replace(before=change.now, now=change.before)
+        line = line_that_changes(change.name, key.shown.codes)
         key.shown = None
-        raise CaptureError(
-            f"{answers.name} changes {change.name}: it {back.verb}. Make that state"
-            " first: call it once"
-        )
+        raise _first_call(f"{answers.name} changes {change.name}: it {back.verb}", line)
     key.shown = key.shown.now(answers.reads, call)
     return written
 
@@ -156,3 +156,9 @@ def put_back(
         if copies:
             undo.callback(_driver.current().synchronize)
         yield
+
+
+def _first_call(text: str, line: str | None) -> CaptureError:
+    """Return the error about a function that does something in its first call only."""
+    reason = Reason(Cause.CAPTURE_FAILED, text, line, "make that state first: call it once")
+    return reason.given_to(CaptureError(f"{text}. Make that state first: call it once"))

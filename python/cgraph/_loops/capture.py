@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ import torch
 from cgraph import _core, _driver, _torch
 from cgraph._captures.busy import busy
 from cgraph._driver import Captured
+from cgraph._explanation.findings import failed_by
 from cgraph._graphed.recorded import Recorded
 from cgraph._graphed.static_memory import PoolUse
 from cgraph._loops.stages import StagesSession, is_condition
@@ -27,10 +28,15 @@ from cgraph.errors import (
 )
 from cgraph.segments import SegmentedGraph
 
-__all__ = ["CapturedLoop", "capture_loop", "is_refusal", "reason_against"]
+__all__ = ["CapturedLoop", "capture_loop", "is_refusal", "reason_against", "reason_of"]
 
-# CUDA_ERROR_INVALID_VALUE and CUDA_ERROR_NOT_SUPPORTED, of what the driver repeats in no loop.
-_REFUSALS = (1, 801)
+# CUDA_ERROR_INVALID_VALUE and CUDA_ERROR_NOT_SUPPORTED, of what the driver repeats in no loop; and
+# those of what a stream does not do while it captures.
+_REFUSALS = (1, 801, *range(900, 909))
+_FIX = (
+    "keep it in a tensor that is written in place, of the state or of an object; emit= publishes"
+    " one in each step, until= and cgraph.when decide by one"
+)
 
 
 @dataclass(eq=False)
@@ -195,6 +201,14 @@ def _graph_of(
     return made
 
 
+def reason_of(error: CaptureError) -> Reason:
+    """Return the reason why the step cannot be captured, with a fix for loops."""
+    reason = failed_by(error)
+    is_special = reason.cause is not Cause.CAPTURE_FAILED
+    cause = reason.cause if is_special else Cause.LOOP_STEP
+    return replace(reason, cause=cause, special_fix=_FIX)
+
+
 def is_refusal(error: CgraphError) -> bool:
     """Return whether an error says what can never be, rather than what has failed once."""
     return error.code is None or error.code in _REFUSALS
@@ -203,6 +217,8 @@ def is_refusal(error: CgraphError) -> bool:
 def _of_refusal(error: CgraphError) -> Reason:
     if not is_refusal(error):
         raise error
+    if isinstance(error, CaptureError) and error.code is not None:
+        return reason_of(error)
     return _of_step(str(error))
 
 

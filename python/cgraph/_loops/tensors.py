@@ -70,8 +70,8 @@ def _require_on_device(one: object, name: str) -> None:
     kind = _driver.current().device_type
     if not isinstance(one, torch.Tensor):
         raise ArgumentError(
-            f"{name} is of {type(one).__name__}, expected a tensor on {kind}: what is no tensor"
-            " belongs into the step's closure"
+            f"{name} is of {type(one).__name__}, expected a tensor on {kind}: give the tensors of a"
+            " list one by one; what is no tensor belongs into the step's closure"
         )
     if one.device.type != kind:
         raise ArgumentError(f"{name} is on {one.device}, expected a tensor on {kind}")

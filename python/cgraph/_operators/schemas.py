@@ -21,7 +21,12 @@ __all__ = [
 ]
 
 # Operators without a view in their schema that return their input's memory.
-_RETURN_INPUT = {torch.ops.aten._unsafe_view.default, torch.ops.aten.lift_fresh.default}
+_RETURN_INPUT = {
+    torch.ops.aten._unsafe_view.default,
+    torch.ops.aten.unsafe_split.Tensor,
+    torch.ops.aten.unsafe_split_with_sizes.default,
+    torch.ops.aten.lift_fresh.default,
+}
 # Arguments that kernels write although no schema says so: the statistics of a batch norm in
 # training, cuDNN's random state of a recurrent network.
 _UNDECLARED = {"running_mean", "running_var", "dropout_state"}
