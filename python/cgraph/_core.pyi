@@ -266,7 +266,7 @@ class Template:
         of the offsets that it moves, and how far. Flags are the address of the first, how many
         there are, and the bytes of each. ``steps`` are the most that a replay makes, and those of
         an iteration. ``until`` are flags that end it; ``pieces`` are published, as addresses and
-        bytes; ``host`` are the addresses of the words and of the ring, and what has all of it.
+        bytes; ``host`` are the addresses of the words and of the ring, and what has both.
         """
     @property
     def handle(self) -> int:

@@ -18,6 +18,7 @@ import functools
 import inspect
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, TypedDict, overload
 
 import torch
@@ -141,12 +142,22 @@ def loop(
     if unroll == "auto" and until is None:
         # So that no further step runs: the state is that after the last one.
         steps = max(one for one in range(1, _MOST_UNROLLED + 1) if max_steps % one == 0)
-    made = functools.partial(
-        Loop, max_steps=max_steps, until=until, emit=emit, unroll=steps, pool=pool
-    )
+    options = Options(max_steps, until, emit, steps, pool)
     if step is None:
-        return made
-    return made(step)(*state) if state else made(step)
+        return functools.partial(Loop, options=options)
+    made = Loop(step, options)
+    return made(*state) if state else made
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of a loop; see :func:`loop`."""
+
+    max_steps: int
+    until: Named | None
+    emit: Named | Sequence[Named] | None
+    unroll: int
+    pool: Pool | None
 
 
 class Loop:
@@ -161,33 +172,16 @@ class Loop:
     # The loop in the class, if this is that of one object.
     _bound_of: Loop | None = None
 
-    def __init__(
-        self,
-        step: Callable[..., Any],
-        *,
-        max_steps: int,
-        until: Named | None,
-        emit: Named | Sequence[Named] | None,
-        unroll: int,
-        pool: Pool | None,
-    ) -> None:
+    def __init__(self, step: Callable[..., Any], options: Options) -> None:
         if not callable(step):
             raise ArgumentError(f"step is {step!r:.80}, expected a function or a method of objects")
         self.__wrapped__ = step
         for name in functools.WRAPPER_ASSIGNMENTS:
             if hasattr(step, name):
                 setattr(self, name, getattr(step, name))
-        self._options: dict[str, Any] = {
-            "max_steps": max_steps,
-            "until": until,
-            "emit": emit,
-            "unroll": unroll,
-            "pool": pool,
-        }
-        self._most, self._unroll = max_steps, unroll
-        self._until, self._emit = until, emit
+        self._options = options
         self._names = _names_of(step)
-        self._step = graphed(in_place(step), static_args=self._names, pool=pool)
+        self._step = graphed(in_place(step), static_args=self._names, pool=options.pool)
         # Values that the step reads make graphs of their own.
         self._loops: weakref.WeakKeyDictionary[_core.Entry, CapturedLoop | Reason] = (
             weakref.WeakKeyDictionary()
@@ -196,7 +190,9 @@ class Loop:
         self._against: Reason | None = None
         # The places of the state whose step could not be captured.
         self._refused_at: list[tuple[int, torch.dtype, torch.Size]] = []
+        # The last run, and the loop that it launched.
         self._run: weakref.ref[LoopRun] | None = None
+        self._launched: CapturedLoop | None = None
 
     def __call__(self, *state: torch.Tensor) -> LoopRun:
         """Begin a run.
@@ -233,7 +229,7 @@ class Loop:
             )
 
         def make(method: Callable[..., Any], kept_as: str) -> Loop:
-            made = Loop(method, **self._options)
+            made = Loop(method, self._options)
             made._attribute, made._kept_as, made._bound_of = self._attribute, kept_as, self
             return made
 
@@ -245,7 +241,7 @@ class Loop:
         step = copy.deepcopy(self.__wrapped__, memo)
         if step is self.__wrapped__:
             return self
-        copied = Loop(step, **self._options)
+        copied = Loop(step, self._options)
         copied._attribute, copied._kept_as = self._attribute, self._kept_as
         copied._bound_of = self._bound_of
         return copied
@@ -257,46 +253,49 @@ class Loop:
         name = self._step.__qualname__
         if is_named(self, self.__wrapped__, name):
             return name
-        return functools.partial(Loop, **{**self._options, "pool": None}), (self.__wrapped__,)
+        return Loop, (self.__wrapped__, replace(self._options, pool=None))
 
     def report(self) -> LoopReport:
         """Report how the steps of the last run were made, and why."""
-        return LoopReport.of(self._step.__qualname__, self._unroll, self._captures, self._against)
+        return LoopReport.of(
+            self._step.__qualname__, self._options.unroll, self._captures, self._against
+        )
 
     def _begin(self, state: tuple[torch.Tensor, ...]) -> LoopRun:
         self._end_last_run()
-        for one in self._loops.values():
-            if isinstance(one, CapturedLoop):
-                one.let_go()
         if len(state) > len(self._names):
             raise ArgumentError(
                 f"the state has {len(state)} tensors, expected at most {len(self._names)}"
             )
         require_state(state)
-        emitted = self._tensors(self._emit, state)
-        until = [Flags(one, "until") for one in self._tensors(self._until, state)]
+        options = self._options
+        emitted = self._tensors(options.emit, state)
+        until = [Flags(one, "until") for one in self._tensors(options.until, state)]
         with torch.no_grad():
             captured = self._captured(state, emitted, until[0] if until else None)
         work: Launched | Stepwise
+        self._launched = captured
         if captured is not None:
             # The function has the tensors that it reads besides.
             work = Launched(captured, (self._step, state, emitted, until))
         else:
             flags = until[0].tensor if until else None
-            work = Stepwise(self._one(state), emitted, flags, self._most)
-        is_single = not isinstance(self._emit, tuple | list)
+            step = functools.partial(self._step, *state)
+            work = Stepwise(step, emitted, flags, options.max_steps)
+        is_single = not isinstance(options.emit, tuple | list)
         run = LoopRun(work, state, emits=bool(emitted), is_single=is_single, report=self.report())
         self._run = weakref.ref(run)
         return run
 
     def _end_last_run(self) -> None:
-        """Let the last run, if somebody has it, take what the next one overwrites."""
+        """Let the last run take what the next one overwrites, or end it if nobody has it."""
         run = None if self._run is None else self._run()
-        if run is None:
-            return
-        if not run._work.has_ended():
-            raise StateError("another run of the loop is under way: wait for its result()")
-        run._take()
+        if run is not None:
+            if not run._work.has_ended():
+                raise StateError("another run of the loop is under way: wait for its result()")
+            run._take()
+        elif self._launched is not None:
+            self._launched.end_dropped()
 
     def _captured(
         self, state: Sequence[torch.Tensor], emitted: Sequence[torch.Tensor], until: Flags | None
@@ -304,7 +303,8 @@ class Loop:
         """Return a loop of the step as it is now; None if the host makes the steps."""
         if self._step._is_intercepted:
             text = "a transform of torch.func, a mode or a tracer has to see the step's operators"
-            self._against = Reason(Cause.LOOP_STEP, text)
+            fix = "begin the loop outside of it"
+            self._against = Reason(Cause.LOOP_STEP, text, None, fix)
             return None
         entry = self._step.entry_for(*state)
         known = None if entry is None else self._loops.get(entry)
@@ -327,13 +327,13 @@ class Loop:
         found = self._loops.get(entry) or reason_against(recorded)
         if found is None:
             found = capture_loop(
-                self._one(state),
+                functools.partial(self._step, *state),
                 state,
                 recorded,
-                Emitted(emitted, self._most),
+                Emitted(emitted, self._options.max_steps),
                 until,
-                most_steps=self._most,
-                unroll=self._unroll,
+                most_steps=self._options.max_steps,
+                unroll=self._options.unroll,
             )
             self._captures += 1
         self._loops[entry] = found
@@ -358,15 +358,6 @@ class Loop:
         if reason != self._against:
             reason.warn("The host makes each step of the loop", CgraphWarning)
         self._against = reason
-
-    def _one(self, state: Sequence[torch.Tensor]) -> Callable[[], object]:
-        """Return a function that makes a step."""
-
-        @torch.no_grad()
-        def step() -> None:
-            self._step(*state)
-
-        return step
 
     def _tensors(self, given: Any, state: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return the tensors that are given by themselves, or by the names of parameters."""

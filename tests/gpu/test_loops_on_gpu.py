@@ -48,45 +48,28 @@ def replayed(sampler: Any, steps: int) -> tuple[list[Tensor], int]:
     return found, torch.cuda.default_generators[0].get_offset()
 
 
-@pytest.mark.parametrize("unroll", [1, 4])
-def test_a_loop_draws_the_numbers_of_as_many_replays(unroll: int) -> None:
+@pytest.mark.parametrize(("steps", "unroll"), [(32, 1), (32, 4), (1000, 8)])
+def test_a_loop_draws_the_numbers_of_as_many_replays(steps: int, unroll: int) -> None:
     sampler = Sampler()
     tokens, place = state()
-    looped = cgraph.loop(max_steps=32, emit="token", unroll=unroll)(sampler)
+    looped = cgraph.loop(max_steps=steps, emit="token", unroll=unroll)(sampler)
     for seed in range(20):
         torch.cuda.manual_seed(seed)
-        expected, offset = replayed(sampler, 32)
+        expected, offset = replayed(sampler, steps)
         torch.cuda.manual_seed(seed)
         for one, begin in zip((tokens, place), state(), strict=True):
             one.copy_(begin)
-        run = looped(tokens, place)
-        assert all(map(torch.equal, run, expected)), seed
-        assert run.steps == 32
-        run.result()
-        assert torch.cuda.default_generators[0].get_offset() == offset
-    assert looped.report().how == "launch"
-    assert looped.report().captures == 1
-
-
-def test_a_thousand_steps_draw_what_a_thousand_replays_draw() -> None:
-    sampler = Sampler()
-    tokens, place = state()
-    looped = cgraph.loop(max_steps=1000, emit="token", unroll=8)(sampler)
-    for seed in range(20):
-        torch.cuda.manual_seed(seed)
-        expected, offset = replayed(sampler, 1000)
-        torch.cuda.manual_seed(seed)
-        for one, begin in zip((tokens, place), state(), strict=True):
-            one.copy_(begin)
-        run = looped(tokens, place)
-        found = []
+        run, found = looped(tokens, place), []
         for number, value in enumerate(run):
             found.append(value)
             if number % 100 == 0:
                 time.sleep(0.002)
         assert all(map(torch.equal, found, expected)), seed
-        assert len(found) == run.steps == 1000
+        assert len(found) == run.steps == steps
+        run.result()
         assert torch.cuda.default_generators[0].get_offset() == offset
+    assert looped.report().how == "launch"
+    assert looped.report().captures == 1
 
 
 def test_numbers_that_are_drawn_meanwhile_are_others() -> None:

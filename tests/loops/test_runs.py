@@ -301,3 +301,15 @@ def test_a_loop_in_a_break_of_a_replay_of_the_same_pool_is_refused(lab: Lab) -> 
         x = torch.full((4,), float(number), device=lab.device)
         assert function(x)[0].item() == 2 * number * (2 * number + 1) + 2 * number + 1
     assert begins == [True] * 3
+
+
+def test_a_run_that_was_dropped_ends_after_an_iteration_before_a_later_one_begins() -> None:
+    with cgraph.sim.use(asynchronous=True):
+        looped = cgraph.loop(max_steps=40, emit="x", unroll=4)(lambda x: x + 1)
+        x = torch.zeros(1)
+        looped(x).result()
+        x.zero_()
+        looped(x)
+        later = looped(x)
+        assert [one.item() for one in later] == [*range(5, 45)]
+        assert (later.steps, x.item()) == (40, 44)

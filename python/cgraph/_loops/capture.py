@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
@@ -69,16 +68,19 @@ class CapturedLoop:
             self._kept.remove()
         self._kept = None if what is None else self.graph.retain_object(what)
 
-    def let_go(self) -> None:
-        """Keep nothing any more, if no run is under way."""
-        if self._kept is not None and self.has_passed():
+    def end_dropped(self) -> None:
+        """End the last run, which nobody has any more, and keep nothing for it."""
+        if self._kept is not None:
+            self.emitted.header.stop = 1
+            self.wait()
             self.keep(None)
 
     def has_passed(self) -> bool:
         """Return whether the last run has ended."""
-        if self.event is None:
-            self.wait()
-        return self.event is None or self.event.query()
+        if self.event is not None:
+            return bool(self.event.query())
+        _driver.current().synchronize()
+        return True
 
     def wait(self) -> None:
         """Return when the last run has ended."""
@@ -112,7 +114,7 @@ def capture_loop(
     most_steps: int,
     unroll: int,
 ) -> CapturedLoop | Reason:
-    """Capture a step that has been captured before, as the body of a loop.
+    """Capture a step that has been captured before, as the body of a loop; gradients are disabled.
 
     Args:
         step: Makes a step.
@@ -131,7 +133,7 @@ def capture_loop(
     stream = use.stream if recorded.stream is None else recorded.stream
     session = StagesSession(stream, recorded.pool, recorded.generators, state)
     try:
-        with torch.no_grad(), busy():
+        with busy():
             stages, _ = SegmentedGraph._made(session, step, ())
     except CaptureError as error:
         return _of_refusal(error)
@@ -157,9 +159,7 @@ def capture_loop(
     flags = None if until is None else until.address
     try:
         template = _core.Template.looped(given, (most_steps, unroll), flags, emitted.pieces, host)
-        retained = *segments, session.kept_outside
-        draws_of = [one for one, _ in draws.values()]
-        made = _graph_of(template, segments, list(draws), draws_of, retained)
+        made = _graph_of(template, segments, draws, session.kept_outside)
         made.instantiate()
     except (ArgumentError, DriverError, InstantiateError) as error:
         return _of_refusal(error)
@@ -173,16 +173,15 @@ def capture_loop(
 def _graph_of(
     template: _core.Template,
     stages: Sequence[CUDAGraph],
-    words: Sequence[tuple[int, int]],
-    generators: Sequence[torch.Generator],
-    retained: tuple[Any, ...],
+    draws: Mapping[tuple[int, int], tuple[torch.Generator, int]],
+    kept_outside: Sequence[torch.UntypedStorage],
 ) -> CUDAGraph:
     """Return the graph of a loop, whose replays fill the words of random states."""
     last = stages[-1]._captured
     assert last is not None
     inputs = None
-    if words:
-        flat = [word for pair in words for word in pair]
+    if draws:
+        flat = [word for words in draws for word in words]
         inputs = _core.Inputs(template, _torch.tensor_reader(), [], flat)
     made = CUDAGraph()
     captured = Captured(
@@ -192,9 +191,9 @@ def _graph_of(
         ordinal=last.ordinal,
         inputs=inputs,
         # A run tells only when it has ended how far it has moved them.
-        generators=[(generator, 0) for generator in generators],
-        random_words=words,
-        retained=retained,
+        generators=[(generator, 0) for generator, _ in draws.values()],
+        random_words=[*draws],
+        retained=(*stages, kept_outside),
         footprint=last.footprint,
     )
     made._hold(captured, _driver.current())

@@ -24,7 +24,7 @@ class Launched:
     """The steps of a run that one launch makes; they are under way from the beginning.
 
     Args:
-        loop: The loop.
+        loop: The loop, of which no run is under way.
         keeps: What must stay until the run has ended, besides the memory of the loop's own.
     """
 
@@ -33,9 +33,6 @@ class Launched:
         # The number of steps, once it is final.
         self._last: int | None = None
         self._lock = threading.Lock()
-        # A run that was dropped may be under way.
-        self._header.stop = 1
-        loop.wait()
         self._header.steps = self._header.stop = 0
         loop.runs += 1
         self._number = loop.runs
@@ -87,10 +84,6 @@ class Launched:
         # A finalizer may come late, when a later run is under way.
         if self._last is None and self._number == self._loop.runs:
             self._header.stop = 1
-
-    def drop(self) -> None:
-        """Let a run end that nobody waits for; its graph keeps the memory."""
-        self.stop()
 
     def values(self, begin: int, end: int) -> Sequence[Any]:
         """Return what each of some steps has published."""

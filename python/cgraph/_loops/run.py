@@ -81,8 +81,8 @@ class LoopRun:
                 await asyncio.sleep(self._work.pause())
 
     def __del__(self) -> None:
-        """Stop a run that nobody waits for."""
-        self._work.drop()
+        """Stop a run that nobody waits for; its graph keeps the memory."""
+        self._work.stop()
 
     def _has_ended(self) -> bool:
         """Take what is new, if nothing waits; return whether nothing is left, nor will be."""

@@ -71,10 +71,6 @@ class Stepwise:
         """End the run after the steps that were made."""
         self._is_over = True
 
-    def drop(self) -> None:
-        """End the run."""
-        self.stop()
-
     def values(self, begin: int, end: int) -> Sequence[Any]:
         """Return what each of some steps has published."""
         return self._values[begin:end]

@@ -471,7 +471,7 @@ class Places:
         code, name, attributes = function.__code__, function.__name__, vars(function)
         wrapped, has_run = attributes.get("__wrapped__"), id(code) in self._ran
         if wrapped is not None and (has_run or is_library(code.co_filename)):
-            # It may be the user's, and this one a decorator of a library's.
+            # A library's decorator may be around the user's, and an object's own code says self.
             self._callable(wrapped, "self")
         if not has_run:
             return

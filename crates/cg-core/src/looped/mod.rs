@@ -91,8 +91,8 @@ pub struct LoopPlan {
     /// The memory that each step publishes, at most 8 pieces.
     pub pieces: Vec<Piece>,
     /// 40 bytes of the host, which the device reaches. Two 32-bit words: how many steps are there, which the loop
-    /// writes, and whether it is to stop after an iteration, which the host writes. Then four 64-bit words, for the offsets of random
-    /// states after the last step, in the order in which stages name them first.
+    /// writes, and whether it is to stop after an iteration, which the host writes. Then four 64-bit words, for the
+    /// offsets of random states after the last step, in the order in which stages name them first.
     pub host: Address,
     /// Memory of the host, which the device reaches: the pieces of each step, one after the other.
     pub ring: Address,

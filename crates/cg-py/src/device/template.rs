@@ -53,8 +53,7 @@ impl Template {
     /// `step` are its stages: a graph, the flags without which it does not run, and the addresses of the offsets that
     /// it moves, and how far. Flags are the address of the first, how many there are, and the bytes of each. `steps`
     /// are the most that a replay makes, and those of an iteration. `until` are flags that end it. `pieces` are
-    /// published, as addresses and bytes. `host` are the addresses of the words and of the ring, and what has all that
-    /// memory.
+    /// published, as addresses and bytes. `host` are the addresses of the words and of the ring, and what has both.
     #[staticmethod]
     #[expect(
         clippy::needless_pass_by_value,

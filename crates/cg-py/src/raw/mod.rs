@@ -101,7 +101,7 @@ pub(crate) fn loaded_template(loaded: &Loaded, name: &str, memory: &Names<'_>) -
     Ok(template)
 }
 
-/// Return a loop of a step. `owner` has the memory that the plan names.
+/// Return a loop of a step. `owner` has the memory of the host that the plan names.
 pub(crate) fn looped_template(
     step: &[Stage<'_>],
     plan: &LoopPlan,
@@ -115,8 +115,8 @@ pub(crate) fn looped_template(
         });
     };
     let device = first.template.device();
-    // SAFETY: `cgraph._loops` gives addresses of tensors that `owner` has, with the bytes that they have, and a ring for
-    // all steps.
+    // SAFETY: `cgraph._loops` gives addresses of tensors, with the bytes that they have. `Launched` keeps those of the
+    // device until the replay has ended, and `owner`, which the template retains, is words and a ring for all steps.
     unsafe { Template::looped(device, step, plan, Arc::new(owner)) }
 }
 
